@@ -1,0 +1,181 @@
+"""The border between model and device: what a peer must compute, and the types it is given.
+
+Shapes use T tokens (rows) of all sequences of a pass, S sequences, H query heads, G KV heads, D head size.
+A pass is ragged: sequence s owns rows query_start[s]:query_start[s+1], the last tokens of its context.
+Every peer gives a row the same result whatever other rows are in the pass (no result depends on its neighbours).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix as its file holds it. `kind` is a GGML block type: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K.
+
+    data: uint8 (out_features, bytes of one row), contiguous. Blocks lie along in_features.
+    """
+
+    kind: str
+    data: Tensor
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        return self.data.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x @ weight.T + bias. weight: (out, in) float32, bfloat16 or float16, or packed."""
+
+    weight: Tensor | PackedWeight
+    bias: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.out_features if isinstance(self.weight, PackedWeight) else self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.in_features if isinstance(self.weight, PackedWeight) else self.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """KV runs that several sequences share, so that each is read once for all their rows (tree attention).
+
+    Segment i is positions start[i]:stop[i] of sequence owner[i] (any member: all members have the same slots there),
+    seen in full by every row of its members: members[member_start[i]:member_start[i+1]]. A sequence's segments are
+    disjoint and tile positions 0:tail_start[s]; the rest, tail_start[s]:context_len[s], is its own causal tail.
+    """
+
+    start: Tensor  # (N,) int32
+    stop: Tensor  # (N,) int32
+    owner: Tensor  # (N,) int32, a sequence
+    member_start: Tensor  # (N+1,) int32
+    members: Tensor  # (sum of members,) int32, sequences
+    tail_start: Tensor  # (S,) int32; 0 where a sequence shares nothing
+
+
+@dataclass(frozen=True, slots=True)
+class AttnMeta:
+    """Who attends to what in one pass. All int32, contiguous, on the device.
+
+    The row of sequence s at position p sees the slots tables[s, 0:p+1]. Rows are the last of their context:
+    row r of s stands at position context_len[s] - (query_start[s+1] - r).
+    """
+
+    query_start: Tensor  # (S+1,)
+    context_len: Tensor  # (S,) KV length of each sequence, the rows of this pass included
+    tables: Tensor  # (S, at least max context_len) slot of each position; garbage beyond context_len
+    max_context: int
+    max_query: int
+    segments: Segments | None = None  # None: nothing is shared, or sharing does not pay
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin by position: (max positions, rotary_dim / 2) float32 each. Halves are rotated (NeoX order):
+    out[i] = x[i] cos - x[i + d/2] sin;  out[i + d/2] = x[i + d/2] cos + x[i] sin, over the first rotary_dim entries."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer of the Llama family, heads in NeoX rotary order."""
+
+    attn_norm: Tensor  # (hidden,) float32, as all norms
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    mlp_norm: Tensor
+    gate: Linear
+    up: Linear
+    down: Linear
+    q_norm: Tensor | None = None  # (D,): Qwen3 normalises each head of q and k before rope
+    k_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a decoder, and the numbers its arithmetic needs."""
+
+    embed: Tensor | PackedWeight  # (vocab, hidden)
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # (hidden,)
+    head: Linear  # (vocab, hidden); shares storage with embed when tied
+    rope: RopeTable
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rms_eps: float
+    sliding_window: int | None = None  # refused at load where a model needs it
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderInput:
+    """One pass. Rows are tokens; logits are computed for `logit_rows` only."""
+
+    input_ids: Tensor  # (T,) int32
+    positions: Tensor  # (T,) int32
+    write_slots: Tensor  # (T,) int32: where each row's K and V go, before any row attends
+    logit_rows: Tensor  # (R,) int32, may be empty
+    attn: AttnMeta
+
+
+class Kernels(Protocol):
+    """Arithmetic of one device. Tensors are on that device; x is (T, ...) in the peer's activation dtype."""
+
+    name: str
+    why: str  # one line: why this peer was chosen, or what its absence costs
+    activation_dtype: torch.dtype
+
+    def linear(self, x: Tensor, w: Linear) -> Tensor: ...
+
+    def embed(self, ids: Tensor, table: Tensor | PackedWeight) -> Tensor: ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, summed in float32."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place; returns rms_norm(residual)."""
+        ...
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: RopeTable) -> None:
+        """Rotates q (T, H, D) and k (T, G, D) in place."""
+        ...
+
+    def store_kv(self, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor) -> None:
+        """pool_k[slots] = k, pool_v[slots] = v; pools are (slots, G, D) of one layer."""
+        ...
+
+    def attention(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, meta: AttnMeta, scale: float) -> Tensor:
+        """softmax(scale q k^T, causal) v by AttnMeta: (T, H, D). Query head h reads KV head h // (H // G)."""
+        ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
+
+    def mask_logits(self, logits: Tensor, bits: Tensor) -> None:
+        """logits (R, vocab) float32 = -inf in place where bit (id % 32) of bits[r, id // 32] (int32) is 0."""
+        ...
+
+    def decoder(self, weights: DecoderWeights) -> Decoder | None:
+        """The whole stack as one call, if the peer has it; None: the model runs layer by layer over the calls above."""
+        ...
+
+
+class Decoder(Protocol):
+    """A decoder stack fused by a peer."""
+
+    def forward(self, batch: DecoderInput, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+        """(R, vocab) float32 logits. Pools are (layers, slots, G, D); K and V of this pass are stored there."""
+        ...

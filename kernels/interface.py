@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedWeight:
-    """A matrix as its file holds it. `kind` is a GGML block type: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K.
+    """A matrix as its file holds it. `kind` is a GGML block type: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K (see blocks.py).
+
+    Compared by identity: a peer may keep its own form of a weight as long as the weight lives.
 
     data: uint8 (out_features, bytes of one row), contiguous. Blocks lie along in_features.
     """
@@ -29,7 +31,7 @@ class PackedWeight:
         return self.data.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Linear:
     """y = x @ weight.T + bias. weight: (out, in) float32, bfloat16 or float16, or packed."""
 
@@ -137,6 +139,7 @@ class Kernels(Protocol):
     name: str
     why: str  # one line: why this peer was chosen, or what its absence costs
     activation_dtype: torch.dtype
+    kv_dtype: torch.dtype  # what the pool should hold unless the user says otherwise
 
     def linear(self, x: Tensor, w: Linear) -> Tensor: ...
 

@@ -1,0 +1,219 @@
+"""The prefix cache: a radix tree and a slot allocator under one set of rules. The only code that frees slots.
+
+Every slot of the pool is in exactly one hand:
+
+    free          the allocator's stack
+    in the tree   a node's `slots`: KV that any request with the same prefix may read
+    private       the end of a lease: positions lease.shared.. of one running request
+
+A request holds a `Lease` from admission to its end. Its prompt goes into the tree when it is *planned*, before it is
+computed, so that another request planned for the same pass reads the slots that this pass writes.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .slots import CacheError, IntBuffer, Ints, SlotAllocator
+from .tree import RadixNode, RadixTree
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """One running request's hold on slots: position p of the request has its KV in slots[p].
+
+    Positions below `shared` lie in the tree, on the path to `node`, and are locked; the rest are private."""
+
+    node: RadixNode
+    salt: str
+    slots: IntBuffer = field(default_factory=IntBuffer)
+    shared: int = 0
+
+    @property
+    def private(self) -> Ints:
+        return self.slots.view[self.shared :]
+
+
+class PrefixCache:
+    """Matches, reserves and keeps slots for requests. Not thread-safe: the scheduler alone calls it.
+
+    With enabled=False nothing is ever matched or kept; slots are still counted the same way."""
+
+    def __init__(self, capacity: int, *, enabled: bool = True) -> None:
+        self.allocator = SlotAllocator(capacity)
+        self.tree = RadixTree()
+        self.enabled = enabled
+        self.evicted_tokens = 0
+        self._leases: set[Lease] = set()
+
+    @property
+    def capacity(self) -> int:
+        return self.allocator.capacity
+
+    @property
+    def free(self) -> int:
+        return self.allocator.free_count
+
+    @property
+    def evictable(self) -> int:
+        """Cached tokens that no lease protects."""
+        return self.tree.size - self.tree.locked
+
+    @property
+    def available(self) -> int:
+        """How many slots `reserve` could hand out now."""
+        return self.free + self.evictable
+
+    def peek(self, ids: Ints, salt: str = "") -> int:
+        """How many leading ids are cached; changes nothing."""
+        return self.tree.peek(ids, salt) if self.enabled else 0
+
+    def match_and_lock(self, ids: Ints, salt: str = "", *, limit: int | None = None) -> Lease:
+        """A lease on the longest cached prefix of ids[:limit]; len(lease.slots) positions need no computing."""
+        lease = Lease(self.tree.root(salt), salt)
+        self._leases.add(lease)
+        self.extend_match(lease, ids, limit=limit)
+        return lease
+
+    def count_hit(self, lease: Lease) -> None:
+        """Notes that a request really ran on this prefix (statistics of the nodes on its path)."""
+        for node in lease.node.path():
+            node.hits += 1
+
+    def extend_match(self, lease: Lease, ids: Ints, *, limit: int | None = None) -> int:
+        """Takes up what others have put into the tree beyond the lease since; the number of new positions.
+
+        Only while all of the lease is shared: a private position is followed by private ones."""
+        start = len(lease.slots)
+        wanted = ids[start : len(ids) if limit is None else limit]
+        if not self.enabled or start != lease.shared or len(wanted) == 0:
+            return 0
+        self._stand(lease)
+        node = self.tree.descend(lease.node, wanted)
+        if node is lease.node:
+            return 0
+        self.tree.lock(node, until=lease.node)
+        fresh: list[Ints] = []
+        step = node
+        while step is not lease.node:
+            fresh.append(step.slots)
+            assert step.parent is not None
+            step = step.parent
+        for slots in reversed(fresh):
+            lease.slots.extend(slots)
+        lease.node, lease.shared = node, len(lease.slots)
+        return len(lease.slots) - start
+
+    def reserve(self, lease: Lease, n: int) -> Ints | None:
+        """n more private slots at the end of the lease, evicting if needed; None (and nothing changed) if there are not so many."""
+        if n > self.available:
+            return None
+        if n > self.free:
+            evicted = self.tree.evict(n - self.free)
+            self.evicted_tokens += len(evicted)
+            self.allocator.free(evicted)
+        slots = self.allocator.alloc(n)
+        if slots is None:
+            raise CacheError("eviction freed fewer slots than it counted")
+        lease.slots.extend(slots)
+        return slots
+
+    def commit(self, lease: Lease, ids: Ints) -> RadixNode | None:
+        """Puts the private positions below len(ids) into the tree, where the tree has nothing in their place.
+
+        ids: the request's first tokens, at least lease.shared of them. Returns the new node, or None when nothing was put in: all was
+        shared already, or another request got there first (then this one's copies stay private)."""
+        stop = min(len(ids), len(lease.slots))
+        if not self.enabled or stop <= lease.shared:
+            return None
+        self._stand(lease)
+        if int(ids[lease.shared]) in lease.node.children:
+            return None
+        key = ids[lease.shared : stop].copy()
+        node = self.tree.add_child(lease.node, key, lease.slots.view[lease.shared : stop].copy())
+        self.tree.lock(node, until=lease.node)
+        lease.node, lease.shared = node, stop
+        return node
+
+    def truncate(self, lease: Lease, length: int) -> None:
+        """Frees the private positions from `length` on (tokens taken back). Shared ones cannot be taken back."""
+        if length < lease.shared:
+            raise CacheError("positions in the tree cannot be taken back")
+        self.allocator.free(lease.slots.view[length:].copy())
+        lease.slots.truncate(length)
+
+    def release(self, lease: Lease, ids: Ints, *, keep: int | None = None) -> None:
+        """Ends the lease. Its first `keep` positions (default: all of them) stay in the tree under `ids`; the rest is freed."""
+        keep = len(lease.slots) if keep is None else max(keep, lease.shared)
+        self.truncate(lease, keep)
+        if self.enabled and keep > lease.shared:
+            self._merge_tail(lease, ids[:keep])
+        self.allocator.free(lease.private.copy())
+        self.tree.unlock(lease.node)
+        self._leases.remove(lease)
+
+    def forget(self, nodes: list[RadixNode]) -> None:
+        """Removes unlocked nodes whose KV was never written (the pass that should have done so failed)."""
+        for node in nodes:
+            if node.parent is not None and node.refs == 0:
+                self.allocator.free(self.tree.remove(node))
+
+    def flush(self) -> bool:
+        """Drops all cached KV; False, and nothing happens, while a lease is out."""
+        if self._leases:
+            return False
+        self.allocator.free(self.tree.evict(self.tree.size))
+        return True
+
+    def check(self) -> None:
+        """Raises CacheError unless every slot is in exactly one hand and the tree is well formed."""
+        refs: dict[int, int] = {}
+        for lease in self._leases:
+            path = lease.node.path()
+            if path and not _same(np.concatenate([n.slots for n in path]), lease.slots.view[: lease.shared]):
+                raise CacheError("a lease's shared slots differ from its path's")
+            if sum(len(n.key) for n in path) != lease.shared:
+                raise CacheError("a lease's path has another length than it says")
+            for node in path:
+                refs[id(node)] = refs.get(id(node), 0) + 1
+        size = locked = count = 0
+        held = [lease.private for lease in self._leases]
+        for node in self.tree.nodes():
+            parent = node.parent
+            if parent is None or parent.children.get(int(node.key[0])) is not node:
+                raise CacheError("a node's parent does not know it")
+            if not 0 < len(node.key) == len(node.slots) or node.stop != parent.stop + len(node.key):
+                raise CacheError("a node's key, slots and depth do not fit")
+            if node.refs != refs.get(id(node), 0):
+                raise CacheError(f"a node has refs {node.refs}, {refs.get(id(node), 0)} leases go through it")
+            size, count = size + len(node.key), count + 1
+            locked += len(node.key) if node.refs else 0
+            held.append(node.slots)
+        if (size, locked, count) != (self.tree.size, self.tree.locked, self.tree.node_count):
+            raise CacheError("the tree's counters are wrong")
+        slots = np.sort(np.concatenate(held)) if held else np.empty(0, dtype=np.int32)
+        if not _same(slots, self.allocator.taken()):
+            raise CacheError("slots leaked, or are in two hands")
+        if self.free + len(slots) != self.capacity:
+            raise CacheError("free and taken slots do not add up to the pool")
+
+    def _stand(self, lease: Lease) -> None:
+        """A lease that stands on a root stands on the present one: an empty root may have been dropped meanwhile."""
+        if lease.node.parent is None:
+            lease.node = self.tree.root(lease.salt)
+
+    def _merge_tail(self, lease: Lease, ids: Ints) -> None:
+        """Hands the private positions below len(ids) to the tree; copies of what it has already are freed by the caller."""
+        self._stand(lease)
+        node = self.tree.descend(lease.node, ids[lease.shared :])
+        known = node.stop
+        if known == len(ids):
+            return
+        key, slots = ids[known:].copy(), lease.slots.view[known:].copy()
+        self.tree.add_child(node, key, slots)
+        lease.slots.truncate(known)
+
+
+def _same(a: Ints, b: Ints) -> bool:
+    return len(a) == len(b) and bool((a == b).all())

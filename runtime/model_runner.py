@@ -1,0 +1,111 @@
+"""Owns the model, its KV pool and the kernels: turns a plan into logits. Knows nothing of requests' meaning."""
+from __future__ import annotations
+
+import os
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from .config import EngineConfig
+from .errors import ConfigError
+from .request import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..kernels.interface import Kernels
+    from ..radix_cache.pool import KVPool
+    from .batch import ForwardBatch
+    from .models.llama import LlamaModel
+    from .models.registry import ModelConfig
+
+MAX_DEFAULT_SLOTS = 65_536  # of the pool, when nobody says how many; memory is touched only when a slot is used
+MEMORY_SHARE = 0.25  # of what is available now
+
+
+class Runner(Protocol):
+    """What the engine needs of a model. `vocab_size` is the width of the logits."""
+
+    vocab_size: int
+    context_length: int
+    slots: int
+
+    def build(self, plan: Plan) -> ForwardBatch: ...
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """(logit rows, vocab_size) float32."""
+        ...
+
+    def mask_logits(self, logits: Tensor, bits: Tensor) -> None: ...
+
+
+@dataclass(slots=True)
+class ModelRunner:
+    """A model on one device."""
+
+    model: LlamaModel
+    pool: KVPool
+    kernels: Kernels
+    context_length: int
+    tree_attention: bool = True
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def slots(self) -> int:
+        return self.pool.slots
+
+    def build(self, plan: Plan) -> ForwardBatch:
+        from .batch import build_batch
+
+        return build_batch(plan, tree_attention=self.tree_attention)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.model.forward(batch.inputs, self.pool.k, self.pool.v)
+
+    def mask_logits(self, logits: Tensor, bits: Tensor) -> None:
+        self.kernels.mask_logits(logits, bits)
+
+
+def available_memory() -> int:
+    """Bytes that this process may still use: the machine's, or its cgroup's if that is less."""
+    try:
+        lines = dict(line.split(":", 1) for line in open("/proc/meminfo", encoding="ascii"))
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        limit = int(open("/sys/fs/cgroup/memory.max", encoding="ascii").read())
+        used = int(open("/sys/fs/cgroup/memory.current", encoding="ascii").read())
+        free = min(free, limit - used)
+    except (OSError, ValueError):
+        pass
+    return max(free, 0)
+
+
+def pool_slots(config: EngineConfig, context_length: int, bytes_per_slot: int) -> int:
+    """How many slots the pool gets. Raises ConfigError where what was asked for cannot fit."""
+    free = available_memory()
+    if config.max_total_tokens is not None:
+        if config.max_total_tokens * bytes_per_slot > free:
+            raise ConfigError(
+                f"max_total_tokens={config.max_total_tokens}: needs {config.max_total_tokens * bytes_per_slot / 2**30:.1f} GiB, "
+                f"{free / 2**30:.1f} GiB are free; at most {free // bytes_per_slot} fit"
+            )
+        return config.max_total_tokens
+    slots = min(max(MAX_DEFAULT_SLOTS, context_length), int(free * MEMORY_SHARE) // bytes_per_slot)
+    if slots < 1:
+        raise ConfigError(f"no memory for a KV pool: {free / 2**30:.2f} GiB are free")
+    return slots
+
+
+def context_limit(config: EngineConfig, model: ModelConfig) -> int:
+    if config.context_length is None:
+        return model.context_length
+    if config.context_length > model.context_length:
+        raise ConfigError(f"context_length={config.context_length}: the model was trained for {model.context_length}")
+    return config.context_length
+
+

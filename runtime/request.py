@@ -1,0 +1,135 @@
+"""A running request, and the plan of one step: what the scheduler, the runner and the engine pass to each other."""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..radix_cache import IntBuffer, Lease
+from .protocol import FinishReason, GenerateRequest, SamplingParams, Timings, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from ..constrained import Matcher
+    from ..radix_cache import RadixNode
+    from .stop import StopScanner
+    from .tokenizer import TextStream
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One output of a `GenerateRequest`. `ids` grows; the first `computed` of them have their KV; the rest is work to do.
+
+    A prompt, a chunk of one, a decode step, forced text: the same thing with another `todo`."""
+
+    # fixed at submit
+    source: GenerateRequest
+    index: int  # which of the n outputs
+    ids: IntBuffer
+    prompt_len: int
+    max_new_tokens: int  # the wish, cut to what context and pool can hold
+    seed: int
+    eos_ids: frozenset[int]  # that end this output; empty under ignore_eos
+    matcher: Matcher | None
+    stream: TextStream
+    stops: StopScanner
+    arrival: float = field(default_factory=time.monotonic)
+
+    # where it stands; by the scheduler
+    lease: Lease | None = None
+    computed: int = 0
+    last_step: int = -1
+    overtaken_until: int = 0  # number of admissions from which on nobody goes before it
+    cached_tokens: int = 0  # of the prompt, at first admission
+    retractions: int = 0
+    started: float | None = None  # first planned
+
+    # what came out; by the engine
+    forced_tokens: int = 0
+    pending_bytes: bytes = b""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    first_token: float | None = None
+    last_token: float | None = None
+    finish: FinishReason | None = None
+    cancelled: FinishReason | Exception | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.source.params
+
+    @property
+    def todo(self) -> int:
+        return len(self.ids) - self.computed
+
+    @property
+    def output_len(self) -> int:
+        return len(self.ids) - self.prompt_len
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.source.rid, self.index
+
+    @property
+    def match_limit(self) -> int:
+        """How many ids may come from the cache: all but the last, and none from the one on whose prediction is asked for."""
+        limit = len(self.ids) - 1
+        if self.wants_prompt_logprobs:
+            limit = min(limit, max(self.source.logprob_start - 1, 0))
+        return limit
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True while the prompt's own logprobs are asked for and not all there (a resumed request has them already)."""
+        return self.source.logprobs and 0 <= self.source.logprob_start < self.prompt_len and (
+            len(self.prompt_logprobs) < self.prompt_len - self.source.logprob_start
+        )
+
+    @property
+    def deadline(self) -> float | None:
+        """On the monotonic clock."""
+        return None if self.source.deadline is None else self.arrival + self.source.deadline
+
+    def usage(self) -> Usage:
+        return Usage(self.prompt_len, self.cached_tokens, self.output_len, self.forced_tokens, self.retractions)
+
+    def timings(self, now: float) -> Timings:
+        first = self.first_token if self.first_token is not None else now
+        last = self.last_token if self.last_token is not None else now
+        started = self.started if self.started is not None else now
+        gaps = max(self.output_len - 1, 1)
+        return Timings(queue=started - self.arrival, ttft=first - self.arrival, tpot=(last - first) / gaps, e2e=now - self.arrival)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """`n_tokens` ids of a request, from `start` on, to be computed in this pass. Their KV goes to lease.slots[start:start+n]."""
+
+    request: Request
+    start: int
+    n_tokens: int
+    slots: IntBuffer  # of the whole request so far, those of this pass included
+    path: tuple[tuple[int, int], ...]  # tree nodes that hold positions below `start`: (node id, stop), from the root down
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.n_tokens
+
+    @property
+    def samples(self) -> bool:
+        """True if the pass reaches the request's last id, so that a next one can be drawn."""
+        return self.stop == len(self.request.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Empty (falsy) when nothing can or need be computed."""
+
+    items: tuple[PlanItem, ...]
+    entered: tuple[RadixNode, ...] = ()  # tree nodes whose KV this pass writes
+    retracted: tuple[Request, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.items)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(item.n_tokens for item in self.items)

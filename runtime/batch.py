@@ -62,18 +62,18 @@ def build_batch(plan: Plan, *, tree_attention: bool = True) -> ForwardBatch:
     return ForwardBatch(inputs, tuple(row_start.tolist()))
 
 
-def _logit_rows(item: PlanItem, first_row: int) -> range | list[int]:
-    """Rows of an item whose logits are needed: those that predict a wanted prompt token, and the last if it samples."""
+def logprob_positions(item: PlanItem) -> range:
+    """Positions whose logprob this pass makes known: ids that are there already (prompt, forced text) and are asked for."""
     request = item.request
-    last = first_row + item.n_tokens - 1
-    rows: list[int] = []
-    if request.wants_prompt_logprobs:
-        # Position p predicts p + 1; wanted are tokens logprob_start..prompt_len-1.
-        begin = max(item.start, request.source.logprob_start - 1, 0)
-        end = min(item.stop, request.prompt_len - 1)
-        rows = list(range(first_row + begin - item.start, first_row + end - item.start))
-    if item.samples and request.needs_logits:
-        rows.append(last)
+    begin = max(item.start + 1, request.next_logprob)
+    return range(begin, max(begin, min(item.stop + 1, len(request.ids))))
+
+
+def _logit_rows(item: PlanItem, first_row: int) -> list[int]:
+    """Rows of an item whose logits are needed: those that predict wanted logprobs, and the last if it samples."""
+    rows = [first_row + position - 1 - item.start for position in logprob_positions(item)]
+    if item.samples and item.request.needs_logits:
+        rows.append(first_row + item.n_tokens - 1)
     return rows
 
 

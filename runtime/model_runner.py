@@ -38,6 +38,10 @@ class Runner(Protocol):
 
     def mask_logits(self, logits: Tensor, bits: Tensor) -> None: ...
 
+    def describe(self) -> str:
+        """One line: which device and kernels, and why."""
+        ...
+
 
 @dataclass(slots=True)
 class ModelRunner:
@@ -67,6 +71,9 @@ class ModelRunner:
 
     def mask_logits(self, logits: Tensor, bits: Tensor) -> None:
         self.kernels.mask_logits(logits, bits)
+
+    def describe(self) -> str:
+        return f"{self.kernels.name}: {self.kernels.why}"
 
 
 def available_memory() -> int:
@@ -107,5 +114,3 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
     if config.context_length > model.context_length:
         raise ConfigError(f"context_length={config.context_length}: the model was trained for {model.context_length}")
     return config.context_length
-
-

@@ -30,6 +30,7 @@ class Request:
     seed: int
     eos_ids: frozenset[int]  # that end this output; empty under ignore_eos
     matcher: Matcher | None
+    must_finish: bool  # the grammar's text must be complete within max_new_tokens
     stream: TextStream
     stops: StopScanner
     arrival: float = field(default_factory=time.monotonic)
@@ -45,12 +46,12 @@ class Request:
 
     # what came out; by the engine
     forced_tokens: int = 0
-    pending_bytes: bytes = b""
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of positions logprob_from.. , as far as known
+    first_logprobs: tuple[tuple[int, float], ...] = ()
+    emitted: int = 0  # ids of the output that a chunk has carried
     first_token: float | None = None
     last_token: float | None = None
     finish: FinishReason | None = None
-    cancelled: FinishReason | Exception | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -65,23 +66,32 @@ class Request:
         return len(self.ids) - self.prompt_len
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.source.rid, self.index
+    def budget(self) -> int | None:
+        """Tokens within which the grammar must come to its end; None if it need not."""
+        return self.max_new_tokens - self.output_len if self.must_finish else None
+
+    @property
+    def logprob_from(self) -> int | None:
+        """First position whose logprob is wanted; None if none is."""
+        if not self.source.logprobs:
+            return None
+        return self.source.logprob_start if self.source.logprob_start >= 0 else self.prompt_len
+
+    @property
+    def next_logprob(self) -> int:
+        """The first position whose logprob is wanted and not known: row next_logprob - 1 must be computed for it."""
+        begin = self.logprob_from
+        return len(self.ids) if begin is None else begin + len(self.logprobs)
 
     @property
     def match_limit(self) -> int:
-        """How many ids may come from the cache: all but the last, and none from the one on whose prediction is asked for."""
-        limit = len(self.ids) - 1
-        if self.wants_prompt_logprobs:
-            limit = min(limit, max(self.source.logprob_start - 1, 0))
-        return limit
+        """How many ids may come from the cache: not the last, nor the one that predicts a wanted logprob."""
+        return min(len(self.ids), max(self.next_logprob, 1)) - 1
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """True while the prompt's own logprobs are asked for and not all there (a resumed request has them already)."""
-        return self.source.logprobs and 0 <= self.source.logprob_start < self.prompt_len and (
-            len(self.prompt_logprobs) < self.prompt_len - self.source.logprob_start
-        )
+    def needs_logits(self) -> bool:
+        """True if the last row's logits are used: to draw the next id, or because ids' logprobs there are asked for."""
+        return self.max_new_tokens > 0 or bool(self.source.token_ids_logprob)
 
     @property
     def deadline(self) -> float | None:

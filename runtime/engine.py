@@ -1,0 +1,268 @@
+"""The engine: submit, abort, step. No sockets, no threads; `runtime.loop` calls it on a thread, the server in a process.
+
+A step plans, computes, draws and commits. Whatever goes wrong with one request becomes that request's error; a failing
+forward pass fails the requests in it and forgets what they had entered in the tree.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..radix_cache import PrefixCache
+from .door import Door
+from .batch import ForwardBatch, logprob_positions
+from .config import EngineConfig
+from .errors import CancelledError, DeadlineError, EngineError, QueueFullError, RametError, RequestError
+from .jump import WINDOW, JumpForward
+from .model_runner import Runner
+from .output import append_jump, append_token, close, final_chunk, next_chunk
+from .protocol import Chunk, FinishReason, GenerateRequest, TokenLogprob
+from .request import Plan, PlanItem, Request
+from .sampler import ids_logprobs, raw_logprobs, sample
+from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+
+class Engine:
+    """One model, one pool, one queue. Not thread-safe, but for `prepare`, which any thread may call."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig) -> None:
+        self.runner, self.tokenizer, self.config = runner, tokenizer, config
+        self.cache = PrefixCache(runner.slots, enabled=not config.disable_radix_cache)
+        self.scheduler = Scheduler(
+            self.cache, token_budget=config.chunked_prefill_size, max_running=config.max_running_requests, policy=config.schedule_policy
+        )
+        self.door = Door(runner, tokenizer, config)
+        self.jumps = JumpForward(tokenizer)
+        self.steps = 0  # forward passes
+        self.computed_tokens = 0  # rows of all passes
+        self._live: dict[str, list[Request]] = {}
+        self._done: list[Chunk] = []  # chunks of requests that ended outside a step
+
+    @classmethod
+    def open(cls, config: EngineConfig) -> Engine:
+        """Finds, reads and places the model that `config` names. Raises ModelError, ConfigError."""
+        from .open import open_runner
+
+        runner, tokenizer = open_runner(config)
+        return cls(runner, tokenizer, config)
+
+    # ---- in -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, request: GenerateRequest) -> list[Request]:
+        """Validates, encodes and compiles: one Request for each of the n outputs. Raises RequestError, UnsupportedError.
+
+        Takes as long as the text and the grammar are large; call it off the step loop."""
+        return self.door.prepare(request)
+
+    def submit(self, request: GenerateRequest | list[Request]) -> None:
+        """Queues a request, prepared or not. Raises what `prepare` raises, and QueueFullError."""
+        requests = request if isinstance(request, list) else self.prepare(request)
+        rid = requests[0].source.rid
+        if rid in self._live:
+            raise RequestError(f"rid={rid!r}: a request with this id is running; ids must differ", field="rid")
+        self.check_room(len(requests))
+        self._live[rid] = list(requests)
+        for one in requests:
+            self.scheduler.add(one)
+
+    def check_room(self, n: int) -> None:
+        """Raises QueueFullError unless n more requests may wait."""
+        waiting = len(self.scheduler.waiting)
+        if waiting + n > self.config.max_queued_requests:
+            raise QueueFullError(f"{waiting} requests wait already (max_queued_requests={self.config.max_queued_requests}); try again later")
+
+    def abort(self, rid: str, reason: Exception | None = None) -> None:
+        """Ends a request wherever it is; its slots are free again when this returns. An unknown rid is ignored.
+
+        Its last chunk (from the next `step`) has finish "abort", or `reason` as its error."""
+        for request in self._live.get(rid, ())[:]:
+            self.scheduler.drop(request)
+            self._end(request, reason or CancelledError(f"request {rid!r} was aborted"))
+
+    def flush_cache(self) -> bool:
+        """Drops all cached KV; False, and nothing happens, while requests run or wait."""
+        return not self._live and self.cache.flush()
+
+    @property
+    def busy(self) -> bool:
+        """True while a `step` has something to do or to report."""
+        return bool(self._live or self._done)
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Chunk]:
+        """One forward pass, and what came of it. An empty list does not mean that nothing is left: see `busy`."""
+        self._expire()
+        plan = self.scheduler.plan()
+        chunks, self._done = self._done, []
+        if not plan:
+            return chunks
+        try:
+            batch = self.runner.build(plan)
+            logits = self.runner.forward(batch)
+        except Exception as error:
+            self._fail(plan, error)
+            return chunks + self._take_done()
+        self.steps += 1
+        self.computed_tokens += plan.n_tokens
+        tokens = self._draw(plan, batch, logits)
+        chunks += self._commit(plan, tokens)
+        return chunks + self._take_done()
+
+    def generate(self, request: GenerateRequest) -> Iterator[Chunk]:
+        """Submits one request and steps until it is done: chunks of that request. For use without a loop beside."""
+        prepared = self.prepare(request)
+        self.submit(prepared)
+        open_outputs = len(prepared)
+        try:
+            while open_outputs:
+                for chunk in self.step():
+                    if chunk.rid == request.rid:
+                        open_outputs -= chunk.last
+                        yield chunk
+        finally:
+            self.abort(request.rid)
+
+    def check(self) -> None:
+        """Raises CacheError unless every slot is accounted for and every running request's positions fit its lease."""
+        self.cache.check()
+        for request in self.scheduler.running:
+            assert request.lease is not None and len(request.lease.slots) == request.computed, "lease and computed differ"
+
+    # ---- a step's second half ---------------------------------------------------------------------------------------
+
+    def _draw(self, plan: Plan, batch: ForwardBatch, logits: Tensor) -> dict[Request, int]:
+        """The next id of each item that samples; logprobs of ids that are there already are noted on the way."""
+        drawing: list[tuple[PlanItem, int]] = []
+        for i, item in enumerate(plan.items):
+            begin, end = batch.row_start[i], batch.row_start[i + 1]
+            self._note_logprobs(item, logits[begin:end])
+            if item.samples and item.request.max_new_tokens > 0:
+                drawing.append((item, end - 1))
+        if not drawing:
+            return {}
+        requests = [item.request for item, _ in drawing]
+        rows = logits if len(drawing) == len(logits) else logits[torch.tensor([row for _, row in drawing])]
+        raw = [row.clone() if r.source.logprobs else None for r, row in zip(requests, rows, strict=True)]
+        self._mask(requests, rows)
+        ids = sample(rows, requests)
+        for request, token, kept in zip(requests, ids, raw, strict=True):
+            if kept is not None:
+                request.logprobs.append(raw_logprobs(kept, token, request.source.top_logprobs))
+        return dict(zip(requests, ids, strict=True))
+
+    def _note_logprobs(self, item: PlanItem, rows: Tensor) -> None:
+        """Logprobs of prompt and forced ids, from the rows that predict them."""
+        request = item.request
+        if request.logprob_from == 0 and not request.logprobs:
+            request.logprobs.append(TokenLogprob(request.ids[0], None))
+        for position, row in zip(logprob_positions(item), rows, strict=False):
+            request.logprobs.append(raw_logprobs(row, request.ids[position], request.source.top_logprobs))
+        if item.samples and request.source.token_ids_logprob and not request.first_logprobs:
+            request.first_logprobs = ids_logprobs(rows[-1], request.source.token_ids_logprob)
+
+    def _mask(self, requests: list[Request], rows: Tensor) -> None:
+        """Forbids what the grammars do not allow. Rows without a grammar allow everything."""
+        if not any(r.matcher for r in requests):
+            return
+        bits = np.full((len(requests), (self.runner.vocab_size + 31) // 32), -1, dtype=np.int32)
+        for row, request in zip(bits, requests, strict=True):
+            if request.matcher is not None:
+                width = self.door.mask_words
+                row[width:] = 0
+                request.matcher.fill(row[:width], budget=request.budget)
+        self.runner.mask_logits(rows, torch.from_numpy(bits))
+
+    def _commit(self, plan: Plan, tokens: dict[Request, int]) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for item in plan.items:
+            request = item.request
+            request.computed = item.stop
+            try:
+                chunk = self._advance(request, tokens.get(request), item.samples)
+            except RametError as error:
+                self.scheduler.settle(request)
+                self._end(request, error)
+                continue
+            if chunk is not None:
+                chunks.append(chunk)
+        return chunks
+
+    def _advance(self, request: Request, token: int | None, reached_end: bool) -> Chunk | None:
+        """Appends a drawn id and what the grammar forces after it; ends the request if that is the end."""
+        if not reached_end:
+            return None
+        text = ""
+        if token is None:
+            request.finish = FinishReason("length")  # max_new_tokens=0: computing the prompt was all
+        else:
+            request.last_token = time.monotonic()
+            request.first_token = request.first_token or request.last_token
+            text = append_token(request, token)
+            if request.matcher is not None and request.finish is None:
+                if not request.matcher.advance(token):
+                    raise EngineError(f"token {token} passed the mask and was refused by the grammar")
+                text += self._after_grammar(request)
+        if request.finish is not None:
+            self.scheduler.settle(request)
+            self._forget(request)
+            return final_chunk(request, text)
+        return next_chunk(request, text, held=WINDOW if self._jumps(request) else 0)
+
+    def _after_grammar(self, request: Request) -> str:
+        """Jumps over forced text; ends the request where nothing may follow."""
+        assert request.matcher is not None
+        text = ""
+        if self._jumps(request) and (jump := self.jumps.plan(request)) is not None:
+            keep = len(request.ids) - jump.give_back
+            self.scheduler.take_back(request, keep)
+            text = append_jump(request, jump)
+        if request.finish is None and request.matcher.finished:
+            request.finish = FinishReason("stop")
+            text += close(request)
+        return text
+
+    def _jumps(self, request: Request) -> bool:
+        """True if forced text is appended to this request, so that its last ids may still be replaced."""
+        wish = request.params.jump_forward
+        return request.matcher is not None and (self.config.jump_forward if wish is None else wish)
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _end(self, request: Request, error: Exception) -> None:
+        self._forget(request)
+        self._done.append(Chunk(request.source.rid, request.index, error=error))
+
+    def _forget(self, request: Request) -> None:
+        siblings = self._live[request.source.rid]
+        siblings.remove(request)
+        if not siblings:
+            del self._live[request.source.rid]
+
+    def _take_done(self) -> list[Chunk]:
+        done, self._done = self._done, []
+        return done
+
+    def _expire(self) -> None:
+        """Ends what ran out of time."""
+        timed = [r for r in (*self.scheduler.waiting, *self.scheduler.running) if r.deadline is not None]
+        now = time.monotonic() if timed else 0.0
+        for rid in {r.source.rid for r in timed if r.deadline is not None and now > r.deadline}:
+            self.abort(rid, DeadlineError(f"request {rid!r} ran past its deadline"))
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        """A pass that raised: its requests end with the error, and nothing it should have written is believed."""
+        for item in plan.items:
+            self.scheduler.settle(item.request, keep=False)
+            failure = EngineError(f"the forward pass failed: {error}")
+            failure.__cause__ = error
+            self._end(item.request, failure)
+        self.cache.forget(list(plan.entered))

@@ -1,0 +1,64 @@
+"""The engine as it is, as plain dicts: for `/server_info`, `/loads`, `/tree` and the command line."""
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..radix_cache import RadixNode
+    from .engine import Engine
+
+
+def engine_stats(engine: Engine) -> dict[str, Any]:
+    """Counts of requests, tokens and slots."""
+    cache, scheduler = engine.cache, engine.scheduler
+    return {
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
+        "steps": engine.steps,
+        "computed_tokens": engine.computed_tokens,
+        "pool": {"slots": cache.capacity, "free": cache.free, "cached": cache.tree.size, "evictable": cache.evictable},
+        "tree_nodes": cache.tree.node_count,
+        "evicted_tokens": cache.evicted_tokens,
+        "retractions": scheduler.retractions,
+        "requests": [
+            {
+                "rid": r.source.rid, "index": r.index, "prompt_tokens": r.prompt_len, "cached_tokens": r.cached_tokens,
+                "computed": r.computed, "todo": r.todo, "output_tokens": r.output_len, "forced_tokens": r.forced_tokens,
+            }
+            for r in scheduler.running
+        ],
+    }  # fmt: skip
+
+
+def server_info(engine: Engine) -> dict[str, Any]:
+    """The configuration that took effect, and limits."""
+    from importlib.metadata import version
+
+    return {
+        "version": version("ramet"),
+        **asdict(engine.config),
+        "context_length": engine.runner.context_length,
+        "max_total_tokens": engine.runner.slots,
+        "vocab_size": engine.runner.vocab_size,
+        "peer": engine.runner.describe(),
+    }
+
+
+def tree_dump(engine: Engine, depth: int, min_tokens: int) -> dict[str, Any]:
+    """Nested nodes down to `depth`, without subtrees that start with fewer than `min_tokens` ids."""
+    decode = engine.tokenizer.decode
+
+    def dump(node: RadixNode, level: int) -> dict[str, Any]:
+        children = [c for c in node.children.values() if len(c.key) >= min_tokens]
+        return {
+            "tokens": len(node.key),
+            "text": decode(node.key.tolist()),
+            "hits": node.hits,
+            "refs": node.refs,
+            "last_used": node.last_used,
+            "children": [dump(c, level + 1) for c in children] if level < depth else [],
+        }
+
+    roots = engine.cache.tree.roots.items()
+    return {"size": engine.cache.tree.size, "roots": [{"salted": bool(salt), **dump(root, 0)} for salt, root in roots]}

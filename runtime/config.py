@@ -1,7 +1,7 @@
 """Options of an engine. Standard library only; names are those that SGLang's users know where the meaning is the same."""
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -69,3 +69,60 @@ class EngineConfig:
                 near = get_close_matches(name, known, 1)
                 raise ConfigError(f"unknown option {name!r}" + (f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
         return cls(**options)
+
+
+SERVER_CHOICES = {"log_level": ("critical", "error", "warning", "info", "debug"), "log_format": ("json", "text")}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything a server is started with besides its engine. Raises ConfigError naming the field. Times are in seconds."""
+
+    engine: EngineConfig = EngineConfig()
+
+    # where it listens, and who may ask
+    host: str = "127.0.0.1"
+    port: int = 30000  # 0: a free one, printed at start
+    api_key: str | None = field(default=None, repr=False)
+    public_page: bool = False  # with an api_key: serve the page's own files without it
+    cors_origins: tuple[str, ...] = ()
+    allow_request_templates: bool = False
+
+    # how much one request may ask for
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_prompts: int = 256  # prompts in one body
+    max_n: int = 64
+    body_timeout: float = 30.0  # for the headers and the body of a request to arrive
+    stall_timeout: float = 60.0  # for a reader to take the next piece of a stream
+    request_timeout: float | None = None  # deadline of requests that bring none
+    max_sessions: int = 1024
+    session_ttl: float = 600.0  # of a session that nobody uses
+
+    # how it answers, starts and ends
+    stream_interval: int = 1  # tokens an event of a stream carries at least
+    incremental_streaming_output: bool = False  # /generate streams deltas instead of the text so far
+    drain_timeout: float = 30.0  # for running requests at SIGTERM
+    worker_restarts: int = 1
+
+    log_level: str = "info"
+    log_format: str = "json"
+    log_requests: bool = True
+    factory: str = "ramet.runtime.server.parts"  # module that opens the engine and the tokenizer; another one in tests
+
+    def __post_init__(self) -> None:
+        for name, choices in SERVER_CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        for name in ("max_body_bytes", "max_prompts", "max_n", "max_sessions", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: at least 1 is needed")
+        for name in ("body_timeout", "stall_timeout", "session_ttl", "request_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name}={value!r}: a number of seconds above 0 is needed")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port!r}: a number from 0 to 65535 is needed")
+        if self.drain_timeout < 0 or self.worker_restarts < 0:
+            raise ConfigError("drain_timeout and worker_restarts may not be negative")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("api_key is empty: leave it out, or give one")

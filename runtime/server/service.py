@@ -1,0 +1,171 @@
+"""What the routes share: the configuration, the engine's client, the tokenizer, and threads for work on text."""
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..config import ServerConfig
+from ..errors import RequestError
+from ..protocol import Chunk, Constraint, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+from .client import EngineClient
+from .metrics import Metrics
+from .parts import Text
+
+T = TypeVar("T")
+
+
+@dataclass
+class Output:
+    """One finished output of a request, its chunks joined."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    first_logprobs: list[tuple[int, float]] = field(default_factory=list)
+    finish: FinishReason = FinishReason("abort")
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.prompt_logprobs += chunk.prompt_logprobs
+        self.first_logprobs += chunk.first_logprobs
+        if chunk.finish is not None:
+            self.finish = chunk.finish
+            self.usage = chunk.usage or self.usage
+            self.timings = chunk.timings or self.timings
+
+
+class Service:
+    """One server's parts. `draining` is set at SIGTERM: what runs may end, nothing new begins."""
+
+    def __init__(self, config: ServerConfig, tokenizer: Text) -> None:
+        engine = config.engine
+        self.config = config
+        self.tokenizer = tokenizer
+        self.client = EngineClient(max_open=engine.max_running_requests + engine.max_queued_requests, observe=self._observe)
+        self.metrics = Metrics(lambda: self.client.stats)
+        self.draining = False
+        self._threads = ThreadPoolExecutor(2, "text")
+
+    def _observe(self, request: GenerateRequest, chunk: Chunk) -> None:
+        self.metrics.observe(request, chunk)
+
+    @property
+    def model_name(self) -> str:
+        return self.config.engine.served_model_name or self.config.engine.model_path
+
+    @property
+    def context_length(self) -> int:
+        return int(self.client.info.get("context_length") or 2048)
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Encoding, decoding and templates: off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*arguments, **named))
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja text of the model's own template; "" when it has none."""
+        return getattr(self.tokenizer, "chat_template", None) or ""
+
+    async def check_constraint(self, constraint: Constraint) -> None:
+        """Compiles a constraint in the engine, which keeps it. Raises ConstraintError."""
+        await self.client.call("compile", kind=constraint.kind, source=constraint.source, whitespace=constraint.whitespace, timeout=30.0)
+
+    def deadline(self, asked: float | None) -> float | None:
+        """Seconds a request may take: the smaller of its own and the server's."""
+        return min((value for value in (asked, self.config.request_timeout) if value is not None), default=None)
+
+    async def run(self, request: GenerateRequest) -> list[Output]:
+        """The n outputs of a request. Raises its error."""
+        outputs = [Output() for _ in range(request.params.n)]
+        async with aclosing(self.client.stream(request)) as stream:
+            async for chunks in stream:
+                for chunk in chunks:
+                    outputs[chunk.index].add(chunk)
+        return outputs
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def new_id(prefix: str = "") -> str:
+    return prefix + uuid.uuid4().hex
+
+
+def checked_rid(rid: str, where: str = "rid") -> str:
+    if not 0 < len(rid) <= 128 or not rid.isprintable():
+        raise RequestError(f"{where}: 1 to 128 printable characters are needed", field=where)
+    return rid
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    """Of the outputs of one request: its prompt once, what was generated summed."""
+    usages = list(usages)
+    first = usages[0] if usages else Usage()
+    return Usage(first.prompt_tokens, first.cached_tokens, sum(u.completion_tokens for u in usages),
+                 sum(u.forced_tokens for u in usages), sum(u.retractions for u in usages))
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no infinities: a logprob of -inf is shown as the lowest that a client can still add up."""
+    return value if value is None or math.isfinite(value) else -9999.0
+
+
+def token_text(tokenizer: Text, token_id: int) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+class Shown:
+    """Which tokens are part of the text that is shown: those that start before its end.
+
+    The tokens of a trimmed stop string and the end-of-text token are generated but not shown, and text that might become a
+    stop string is held back; `push` gives the logprobs of exactly the tokens whose text has come out."""
+
+    def __init__(self, tokenizer: Text) -> None:
+        self.tokenizer = tokenizer
+        self.shown = 0  # bytes of text so far
+        self.start = 0  # bytes before the first token that waits
+        self.waiting: list[TokenLogprob] = []
+
+    def push(self, chunk: Chunk) -> list[tuple[int, TokenLogprob]]:
+        """(byte offset in the text, logprob) of each token that became visible with this chunk."""
+        self.shown += len(chunk.text.encode())
+        self.waiting += chunk.logprobs
+        ready = []
+        while self.waiting and self.start < self.shown:
+            item = self.waiting.pop(0)
+            ready.append((self.start, item))
+            self.start += len(self.tokenizer.token_bytes(item.token_id))
+        return ready
+
+
+def state_ids(tokenizer: Text, output: Output) -> list[int]:
+    """The ids that continue a program's state: those generated, without the tokens of a trimmed stop or end of text.
+
+    A token that straddles the cut is replaced by the encoding of the part of it that is shown."""
+    kept: list[int] = []
+    text = output.text.encode()
+    place = 0
+    for token in output.token_ids:
+        piece = tokenizer.token_bytes(token)
+        if not piece or text[place : place + len(piece)] != piece:
+            break
+        kept.append(token)
+        place += len(piece)
+    rest = text[place:].decode("utf-8", "ignore")
+    return kept + (list(tokenizer.encode(rest, add_special=False)) if rest else [])
+
+
+def split_ids(sequence: Sequence[Any]) -> bool:
+    """Whether a list holds token ids rather than prompts."""
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in sequence)

@@ -1,0 +1,111 @@
+"""Bodies: from bytes to a checked model, or a RequestError that names the field."""
+from __future__ import annotations
+
+import asyncio
+from difflib import get_close_matches
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import pydantic
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+
+from ..errors import RequestError, UnsupportedError
+
+LARGE = 64 * 1024  # bytes; a larger body is parsed on a thread
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Wire(BaseModel):
+    """A body or a part of one. Unknown fields are refused; those in `absent` are known elsewhere and missing here.
+
+    `absent` maps a field's name to the values at which it changes nothing and may be sent all the same."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    absent: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+
+M = TypeVar("M", bound=Wire)
+
+
+async def read(request: Request, model: type[M]) -> M:
+    """The request's body as `model`. Raises RequestError; malformed JSON names no field."""
+    body = await request.body()
+    if len(body) > LARGE:
+        return await asyncio.to_thread(parse, body, model)
+    return parse(body, model)
+
+
+def parse(body: bytes, model: type[M]) -> M:
+    try:
+        data = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error or 'nested too deeply'}") from None
+    if not isinstance(data, dict):
+        raise RequestError(f"the body must be a JSON object, not {type(data).__name__}")
+    return check(data, model)
+
+
+def check(data: dict[str, Any], model: type[M], where: str = "") -> M:
+    """`data` as `model`. Raises RequestError or UnsupportedError with `where` + the path of the field."""
+    data = dict(data)
+    for name in [name for name in data if name in model.absent]:
+        value = data.pop(name)
+        if value is not None and value not in model.absent[name]:
+            raise UnsupportedError(f"{where}{name} is not supported here", field=where + name)
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise _refusal(error, model, where) from None
+
+
+def _refusal(error: pydantic.ValidationError, model: type[Wire], where: str) -> RequestError:
+    errors = error.errors(include_url=False, include_context=False)
+    first = max(errors, key=lambda item: len(item["loc"]))  # in a union, the branch that got furthest
+    path = _path(first["loc"], model)
+    message = first["msg"]
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        near = get_close_matches(name, model.model_fields, 1) if len(first["loc"]) == 1 else []
+        message = f"unknown field {where}{path}" + (f"; did you mean {near[0]}?" if near else "")
+    else:
+        message = f"{where}{path}: {message[:1].lower()}{message[1:]}"
+        if isinstance(first["input"], (str, int, float, bool, type(None))):
+            message += f" (got {str(first['input'])[:80]!r})" if isinstance(first["input"], str) else f" (got {first['input']})"
+    return RequestError(message, field=where + path)
+
+
+def _path(parts: tuple[int | str, ...], model: type[Wire]) -> str:
+    """`messages[0].content` from a location; the labels that pydantic adds for branches of a union are left out."""
+    path = ""
+    for place, part in enumerate(parts):
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif place == 0 or part.isidentifier() and part not in _BRANCHES:
+            path += f".{part}" if path else part
+    return path
+
+
+_BRANCHES = {"str", "int", "float", "bool", "list", "dict", "none", "system", "user", "assistant", "tool", "developer", "function"}
+
+
+def schema(model: type[Wire]) -> dict[str, Any]:
+    """`openapi_extra` for a route that reads its own body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inline(model.model_json_schema())}}}}
+
+
+def _inline(document: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its local references written out: OpenAPI would look for them elsewhere."""
+    definitions = document.pop("$defs", {})
+
+    def expand(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return expand(definitions[node["$ref"].rsplit("/", 1)[-1]])
+            if "discriminator" in node:
+                node = {key: value for key, value in node.items() if key != "discriminator"}
+            return {key: expand(value) for key, value in node.items()}
+        return [expand(item) for item in node] if isinstance(node, list) else node
+
+    return expand(document)

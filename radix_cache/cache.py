@@ -153,11 +153,14 @@ class PrefixCache:
         self.tree.unlock(lease.node)
         self._leases.remove(lease)
 
-    def forget(self, nodes: list[RadixNode]) -> None:
-        """Removes unlocked nodes whose KV was never written (the pass that should have done so failed)."""
-        for node in nodes:
-            if node.parent is not None and node.refs == 0:
-                self.allocator.free(self.tree.remove(node))
+    def forget(self, node: RadixNode, start: int) -> None:
+        """Removes positions `start`.. of an unlocked node's path: their KV was never written (the pass that should have, failed).
+
+        `start` is where the node began when `commit` made it; splits since then have left its upper parts above it."""
+        while node.parent is not None and node.parent.parent is not None and node.parent.start >= start:
+            node = node.parent
+        if node.parent is not None and node.refs == 0:
+            self.allocator.free(self.tree.remove(node))
 
     def flush(self) -> bool:
         """Drops all cached KV; False, and nothing happens, while a lease is out."""

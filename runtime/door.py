@@ -12,7 +12,6 @@ from .philox import fold
 from .protocol import Constraint, GenerateRequest
 from .request import Request
 from .stop import StopScanner
-from .tokenizer import TextStream
 from .validate import Limits, check_prompt, validate
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Door:
                 eos_ids=eos,
                 matcher=None if grammar is None else grammar.matcher(),
                 must_finish=must_finish,
-                stream=TextStream(self.tokenizer, ids, skip_special=params.skip_special_tokens),
+                stream=self.tokenizer.text_stream(ids, skip_special=params.skip_special_tokens),
                 stops=StopScanner(params.stop, params.stop_regex),
             )
             for index in range(params.n)
@@ -69,11 +68,11 @@ class Door:
 
     def grammar(self, constraint: Constraint) -> Grammar:
         """Compiles, or finds in the compiler's cache. Raises ConstraintError naming the kind."""
-        from ..constrained import GrammarCompiler, GrammarError
+        from ..constrained import GrammarCompiler, GrammarError, Vocabulary
 
         with self._lock:
             if self._compiler is None:
-                self._compiler = GrammarCompiler(self.tokenizer.vocabulary)
+                self._compiler = GrammarCompiler(Vocabulary(self.tokenizer.all_token_bytes(), self.tokenizer.eos_ids))
         try:
             return self._compiler.compile(
                 constraint.kind, constraint.source, whitespace=constraint.whitespace, lenient=constraint.lenient

@@ -265,4 +265,5 @@ class Engine:
             failure = EngineError(f"the forward pass failed: {error}")
             failure.__cause__ = error
             self._end(item.request, failure)
-        self.cache.forget(list(plan.entered))
+        for node, start in plan.entered:
+            self.cache.forget(node, start)

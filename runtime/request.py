@@ -134,7 +134,7 @@ class Plan:
     """One step. Empty (falsy) when nothing can or need be computed."""
 
     items: tuple[PlanItem, ...]
-    entered: tuple[RadixNode, ...] = ()  # tree nodes whose KV this pass writes
+    entered: tuple[tuple[RadixNode, int], ...] = ()  # tree nodes whose KV this pass writes, and where each began
     retracted: tuple[Request, ...] = ()
 
     def __bool__(self) -> bool:

@@ -132,7 +132,7 @@ class Scheduler:
         if start < request.prompt_len:
             node = self.cache.commit(request.lease, request.ids.view[: min(start + n, request.prompt_len)])
             if node is not None:
-                draft.entered.append(node)
+                draft.entered.append((node, node.start))
         request.last_step = self._step
         draft.add(request, start, n)
         return True
@@ -175,7 +175,7 @@ class _Draft:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.work: list[tuple[Request, int, int]] = []
-        self.entered: list[RadixNode] = []
+        self.entered: list[tuple[RadixNode, int]] = []
         self.retracted: list[Request] = []
 
     def add(self, request: Request, start: int, n: int) -> None:

@@ -6,47 +6,28 @@ hash of what it read: a wrong slot, a stale slot, a wrong position or a neighbou
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 
 import numpy as np
+import tokenizers
 import torch
 
-from ramet.constrained import Vocabulary
 from ramet.runtime.batch import ForwardBatch, build_batch
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.engine import Engine
 from ramet.runtime.request import Plan
+from ramet.runtime.tokenizer import _BYTE_OF, Tokenizer
 
 EOS = 256
 
 
-class ByteTokenizer:
-    """ids 0..255 are the bytes, then a few merged tokens, then end-of-text (256)."""
-
-    vocab_size = 257
-    bos_id = None
-    eos_ids = frozenset({EOS})
-    special_ids = frozenset({EOS})
-    chat_template = None
-
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", "replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else b""
-
-    def token_text(self, token: int) -> str:
-        return "<eos>" if token == EOS else self.token_bytes(token).decode("latin-1")
-
-    def all_token_bytes(self) -> list[bytes | None]:
-        return [*(bytes([b]) for b in range(256)), None]
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.all_token_bytes(), [EOS])
+def byte_tokenizer() -> Tokenizer:
+    """ids 0..255 are the bytes; 256 is end-of-text."""
+    of_byte = {b: c for c, b in _BYTE_OF.items()}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(of_byte[b]): b for b in range(256)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken("<eos>", special=True, normalized=False)])
+    return Tokenizer(backend, eos_ids=frozenset({EOS}))
 
 
 class FakeRunner:
@@ -115,4 +96,4 @@ def fake_logits(ids: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def fake_engine(slots: int = 512, context_length: int = 2048, **config) -> Engine:
     fail_at = config.pop("fail_at", frozenset())
-    return Engine(FakeRunner(slots, context_length, fail_at=fail_at), ByteTokenizer(), EngineConfig(**config))
+    return Engine(FakeRunner(slots, context_length, fail_at=fail_at), byte_tokenizer(), EngineConfig(**config))

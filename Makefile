@@ -1,0 +1,47 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv on the way.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+# The torch that is installed. `make TORCH='torch --index-url ...' setup` takes another build.
+TORCH ?= torch==2.13.0
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint bench clean
+.DEFAULT_GOAL := help
+help:
+	@echo "make demo   set up, pull the embedded model, run examples/review.py on it"
+	@echo "make test   set up, lint, run the whole test suite"
+	@echo "make setup | lint | bench | clean"
+
+setup: $(STAMP)
+
+# torch first and alone, so that pip does not choose a build of several GB for a dependency's sake. Without a C++ compiler
+# on the machine, the one from PyPI is installed too: the fast kernels are compiled on first use.
+$(STAMP): pyproject.toml Makefile
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet $(TORCH)
+	$(RUN) -m pip install --quiet --editable '.[test]'
+	if ! command -v c++ g++ clang++ >/dev/null; then $(RUN) -m pip install --quiet --editable '.[compiler]'; fi
+	touch $(STAMP)
+
+demo: setup
+	$(RUN) -m ramet.runtime.cli model pull smollm2-135m
+	$(RUN) examples/review.py
+
+test: setup lint
+	$(RUN) -m ramet.runtime.cli model pull smollm2-135m
+	$(RUN) -m pytest
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+bench: setup
+	$(RUN) benchmarks/decode.py
+	$(RUN) benchmarks/programs.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,278 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ramet {
+
+namespace {
+
+constexpr int FEW = 8;           // rows of a sequence up to which sharing its splits pays; more rows use a split well alone
+constexpr int OWN_ROWS = 16;     // rows of a task of its own
+constexpr int AHEAD_ROWS = 32;   // rows of a task ahead
+constexpr int64_t MOST_BYTES = 64 << 20;  // of parts that wait for their rows
+
+int splits_of(int context) { return (context + SPLIT - 1) / SPLIT; }
+// How many positions of a split the row at `position` sees.
+int seen(int position, int split) { return std::clamp(position + 1 - split * SPLIT, 0, SPLIT); }
+
+template <int N> void weigh(const float* weights, const float* values, int count, int padded, float* out) {
+  vf acc[N] = {};
+  for (int p = 0; p < count; p++, values += padded) {
+    vf w = splat(weights[p]);
+    for (int i = 0; i < N; i++) acc[i] = fma(w, load(values + i * VL), acc[i]);
+  }
+  for (int i = 0; i < N; i++) store(out + i * VL, acc[i]);
+}
+
+// What `count` positions give one query: part = largest score, sum of exponentials, weighted sum of values.
+void attend(const float* q, const float* keys, const float* values, int count, int padded, float* part) {
+  alignas(64) float scores[SPLIT];
+  vf most = splat(-std::numeric_limits<float>::infinity());
+  for (int p = 0; p < count; p += VL) {
+    vf dots[VL] = {};
+    const float* k = keys + (int64_t)p * padded;
+    for (int d = 0; d < padded; d += VL) {
+      vf x = load(q + d);
+      for (int i = 0; i < VL; i++) dots[i] = fma(x, load(k + i * padded + d), dots[i]);
+    }
+    vf s = sums(dots);
+    for (int i = count - p; i < VL; i++) s[i] = -std::numeric_limits<float>::infinity();
+    most = s < most ? most : s;  // a NaN stays
+    store(scores + p, s);
+  }
+  float top = largest(most);
+  vf total = vf{};
+  for (int p = 0; p < count; p += VL) {
+    vf e = exp_negative(load(scores + p) - top);
+    store(scores + p, e);
+    total += e;
+  }
+  part[0] = top, part[1] = sum(total);
+  int d = 0;
+  for (; d + 8 * VL <= padded; d += 8 * VL) weigh<8>(scores, values + d, count, padded, part + 2 + d);
+  for (; d + 4 * VL <= padded; d += 4 * VL) weigh<4>(scores, values + d, count, padded, part + 2 + d);
+  for (; d < padded; d += VL) weigh<1>(scores, values + d, count, padded, part + 2 + d);
+}
+
+void clear(float* state, int padded) {
+  state[0] = -std::numeric_limits<float>::infinity();
+  std::fill(state + 1, state + 2 + padded, 0.f);
+}
+
+void merge(float* state, const float* part, int padded) {
+  float top = state[0] < part[0] ? part[0] : state[0];
+  vf kept = exp_negative(splat(state[0] - top)), added = exp_negative(splat(part[0] - top));
+  state[0] = top;
+  state[1] = state[1] * kept[0] + part[1] * added[0];
+  for (int d = 2; d < padded + 2; d += VL) store(state + d, fma(load(state + d), kept, load(part + d) * added));
+}
+
+}  // namespace
+
+Attention::Attention(Heads heads, int threads)
+    : heads_(heads), threads_(threads), padded_((heads.size + VL - 1) / VL * VL), scratch_(threads) {}
+
+const char* check(const Meta& meta, int rows, int64_t slots) {
+  int next = 0;
+  for (int s = 0; s < meta.sequences; s++) {
+    int begin = meta.query_start[s], end = meta.query_start[s + 1], context = meta.context_len[s];
+    if (begin != next || end < begin || end > rows) return "query_start does not tile the rows";
+    if (context < end - begin || context > meta.table_stride) return "context_len is less than a sequence's rows or more than its table";
+    if (end == begin) continue;
+    const int32_t* table = meta.tables + s * meta.table_stride;
+    for (int p = 0; p < context; p++)
+      if (table[p] < 0 || table[p] >= slots) return "tables name a slot outside the pool";
+    next = end;
+  }
+  if (next != rows) return "query_start does not tile the rows";
+  for (int i = 0; i < meta.segments; i++) {
+    if (meta.owner[i] < 0 || meta.owner[i] >= meta.sequences || meta.start[i] < 0 || meta.stop[i] > meta.context_len[meta.owner[i]])
+      return "a segment lies outside its owner";
+    for (int j = meta.member_start[i]; j < meta.member_start[i + 1]; j++)
+      if (meta.members[j] < 0 || meta.members[j] >= meta.sequences || meta.stop[i] > meta.context_len[meta.members[j]])
+        return "a segment lies outside one of its members";
+  }
+  return nullptr;
+}
+
+// --- planning ----------------------------------------------------------------------------------------------------------
+
+void Attention::plan(const Meta& meta) {
+  rows_.clear(), ahead_.clear(), own_.clear();
+  found_start_.assign(1, 0);
+  for (int s = 0; s < meta.sequences; s++) found_start_.push_back(found_start_.back() + splits_of(meta.context_len[s]));
+  found_.assign(found_start_.back(), -1);
+  entries_ = 0;
+  share(meta);
+  spread(meta);
+  if (entries_ > room_) {
+    parts_.reset();
+    parts_ = buffer<float>(entries_ * heads_.queries * state_size());
+    room_ = entries_;
+  }
+  for (int s = 0; s < meta.sequences; s++) {
+    int begin = meta.query_start[s], count = meta.query_start[s + 1] - begin, first = meta.context_len[s] - count;
+    for (int r = 0; r < count; r += OWN_ROWS)
+      own_.push_back({meta.tables + s * meta.table_stride, {begin + r, first + r}, std::min(OWN_ROWS, count - r), found_start_[s], r});
+  }
+  int most = 0;
+  for (const Own& task : own_) most = std::max(most, task.rows);
+  for (const Ahead& task : ahead_) most = std::max(most, task.rows);
+  reserve(most * ratio());
+}
+
+// Plans splits first..last-1 for all rows of some sequences, `run` splits to a task, unless the parts would take too much room.
+void Attention::add_ahead(const Meta& meta, const int32_t* slots, int first, int last, int run, const int32_t* members, int count) {
+  int row = (int)rows_.size();
+  for (int i = 0; i < count; i++) {
+    int s = members[i], begin = meta.query_start[s], end = meta.query_start[s + 1];
+    for (int r = begin; r < end; r++) rows_.push_back({r, meta.context_len[s] - (end - r)});
+  }
+  int64_t rows = (int64_t)rows_.size() - row;
+  if ((entries_ + rows * (last - first)) * heads_.queries * state_size() * (int64_t)sizeof(float) > MOST_BYTES) return rows_.resize(row);
+  int64_t offset = 0;
+  for (int i = 0; i < count; i++) {
+    int s = members[i];
+    for (int split = first; split < last; split++) found_[found_start_[s] + split] = entries_ + (split - first) * rows + offset;
+    offset += meta.query_start[s + 1] - meta.query_start[s];
+  }
+  for (int split = first; split < last; split += run)
+    for (int r = 0; r < rows; r += AHEAD_ROWS)
+      ahead_.push_back({slots, split, std::min(last, split + run), row + r, (int)std::min<int64_t>(AHEAD_ROWS, rows - r),
+                        entries_ + (split - first) * rows + r, rows});
+  entries_ += rows * (last - first);
+}
+
+void Attention::share(const Meta& meta) {
+  std::vector<int32_t> members;
+  for (int i = 0; i < meta.segments; i++) {
+    int first = (meta.start[i] + SPLIT - 1) / SPLIT, last = meta.stop[i] / SPLIT;
+    members.clear();
+    for (int j = meta.member_start[i]; j < meta.member_start[i + 1]; j++) {
+      int s = meta.members[j], rows = meta.query_start[s + 1] - meta.query_start[s];
+      if (rows > 0 && rows <= FEW) members.push_back(s);
+    }
+    if (first < last && members.size() > 1)
+      add_ahead(meta, meta.tables + meta.owner[i] * meta.table_stride, first, last, 4, members.data(), (int)members.size());
+  }
+}
+
+// Long contexts of few rows are cut up where whole sequences would leave threads without work.
+void Attention::spread(const Meta& meta) {
+  auto rows_of = [&](int s) { return meta.query_start[s + 1] - meta.query_start[s]; };
+  int64_t total = 0;
+  for (int s = 0; s < meta.sequences; s++) total += (int64_t)((rows_of(s) + OWN_ROWS - 1) / OWN_ROWS) * splits_of(meta.context_len[s]);
+  int fair = (int)std::max<int64_t>(2, total / (threads_ * 4));
+  for (int32_t s = 0; s < meta.sequences && threads_ > 1; s++) {
+    int splits = splits_of(meta.context_len[s]);
+    const int64_t* found = found_.data() + found_start_[s];
+    if (rows_of(s) < 1 || rows_of(s) > FEW || std::count(found, found + splits, -1) <= fair) continue;
+    for (int first = 0, last; first < splits; first = last + 1) {
+      for (; first < splits && found[first] >= 0; first++) {
+      }
+      for (last = first; last < splits && found[last] < 0; last++) {
+      }
+      if (first < last) add_ahead(meta, meta.tables + s * meta.table_stride, first, last, std::min(fair, 8), &s, 1);
+    }
+  }
+}
+
+// --- one layer ---------------------------------------------------------------------------------------------------------
+
+void Attention::reserve(int queries) {
+  auto zeros = [](size_t count) {
+    auto made = buffer<float>(count);
+    std::fill(made.get(), made.get() + count, 0.f);  // the padding of heads stays 0
+    return made;
+  };
+  for (Scratch& s : scratch_) {
+    if (!s.keys) s.keys = zeros(SPLIT * padded_), s.values = zeros(SPLIT * padded_), s.part = zeros(state_size());
+    if (queries > s.queries) s.q = zeros(queries * padded_), s.states = zeros(queries * state_size()), s.queries = queries;
+  }
+}
+
+// Keys and values of a split's first `count` positions as floats.
+template <class T>
+void Attention::load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int head) const {
+  int size = heads_.size, whole = size / VL * VL;
+  float *keys = s.keys.get(), *values = s.values.get();
+  for (int p = 0; p < count; p++, keys += padded_, values += padded_) {
+    int64_t at = ((int64_t)slots[split * SPLIT + p] * heads_.keys + head) * size;
+    for (int d = 0; d < whole; d += VL) store(keys + d, load(layer.k + at + d)), store(values + d, load(layer.v + at + d));
+    for (int d = whole; d < size; d++) keys[d] = to_float(layer.k[at + d]), values[d] = to_float(layer.v[at + d]);
+  }
+}
+
+// Scaled queries of the rows, the `ratio` heads of a row side by side. Consecutive rows follow rows[0].
+template <class T>
+void Attention::load_queries(Scratch& s, const Layer<T>& layer, const Row* rows, int count, bool consecutive, int head) const {
+  float* to = s.q.get();
+  for (int r = 0; r < count; r++) {
+    const float* from = layer.q + (consecutive ? rows->index + r : rows[r].index) * layer.stride + head * ratio() * heads_.size;
+    for (int h = 0; h < ratio(); h++, to += padded_, from += heads_.size)
+      for (int d = 0; d < heads_.size; d++) to[d] = from[d] * layer.scale;
+  }
+}
+
+template <class T> void Attention::ahead(const Ahead& task, const Layer<T>& layer, int head, Scratch& s) {
+  const Row* rows = rows_.data() + task.row;
+  load_queries(s, layer, rows, task.rows, false, head);
+  int last_position = 0;
+  for (int r = 0; r < task.rows; r++) last_position = std::max(last_position, rows[r].position);
+  for (int split = task.first; split < task.last; split++) {
+    load_split(s, layer, task.slots, split, seen(last_position, split), head);
+    for (int r = 0; r < task.rows; r++) {
+      int64_t at = task.entry + (split - task.first) * task.pitch + r;
+      int count = seen(rows[r].position, split);
+      for (int h = 0; h < ratio() && count; h++)
+        attend(s.q.get() + (r * ratio() + h) * padded_, s.keys.get(), s.values.get(), count, padded_, entry(at, head * ratio() + h));
+    }
+  }
+}
+
+template <class T> void Attention::own(const Own& task, const Layer<T>& layer, int head, Scratch& s) {
+  load_queries(s, layer, &task.row, task.rows, true, head);
+  for (int i = 0; i < task.rows * ratio(); i++) clear(s.states.get() + i * state_size(), padded_);
+  int last_position = task.row.position + task.rows - 1;
+  for (int split = 0; split * SPLIT <= last_position; split++) {
+    int64_t found = found_[task.found + split];
+    if (found < 0) load_split(s, layer, task.slots, split, seen(last_position, split), head);
+    for (int r = 0; r < task.rows; r++) {
+      int count = seen(task.row.position + r, split);
+      for (int h = 0; h < ratio() && count; h++) {
+        int i = r * ratio() + h;
+        const float* part = s.part.get();
+        if (found >= 0) part = entry(found + task.offset + r, head * ratio() + h);
+        else attend(s.q.get() + i * padded_, s.keys.get(), s.values.get(), count, padded_, s.part.get());
+        merge(s.states.get() + i * state_size(), part, padded_);
+      }
+    }
+  }
+  for (int r = 0; r < task.rows; r++) {
+    float* out = layer.out + (task.row.index + r) * layer.out_stride + head * ratio() * heads_.size;
+    for (int h = 0; h < ratio(); h++, out += heads_.size) {
+      const float* state = s.states.get() + (r * ratio() + h) * state_size();
+      float inverse = 1.f / state[1];
+      for (int d = 0; d < heads_.size; d++) out[d] = state[2 + d] * inverse;
+    }
+  }
+}
+
+template <class T> void Attention::run_as(Pool& pool, const Layer<T>& layer) {
+  pool.run((int)ahead_.size() * heads_.keys, [&](int i, int thread) {
+    ahead(ahead_[i / heads_.keys], layer, i % heads_.keys, scratch_[thread]);
+  });
+  pool.run((int)own_.size() * heads_.keys, [&](int i, int thread) {
+    own(own_[i / heads_.keys], layer, i % heads_.keys, scratch_[thread]);
+  });
+}
+
+void Attention::run(Pool& pool, Cache type, const float* q, int64_t stride, const void* k, const void* v, float scale, float* out,
+                    int64_t out_stride) {
+  if (type == Cache::F32) run_as<float>(pool, {q, stride, (const float*)k, (const float*)v, scale, out, out_stride});
+  if (type == Cache::F16) run_as<half>(pool, {q, stride, (const half*)k, (const half*)v, scale, out, out_stride});
+  if (type == Cache::BF16) run_as<bfloat>(pool, {q, stride, (const bfloat*)k, (const bfloat*)v, scale, out, out_stride});
+}
+
+}  // namespace ramet

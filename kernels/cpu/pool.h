@@ -1,0 +1,67 @@
+// A team of threads that shares out the pieces of one job after another.
+//
+// A job is over when its pieces are done, not when every thread has come by: a thread that the system took off its core
+// between two pieces holds nobody up, and the others take its share. Threads wait for the next job by spinning for a short
+// time (jobs of one pass follow each other within microseconds) and then sleep, so that an idle engine uses no processor.
+// The caller works too; a pool of one thread, or one whose threads did not survive a fork, runs everything in the caller.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ramet {
+
+class Pool {
+ public:
+  explicit Pool(int threads);
+  ~Pool();
+  int threads() const { return (int)workers_.size() + 1; }
+
+  // Calls work(piece, thread) once for every piece of 0..pieces-1, and returns when all have returned.
+  template <class Work> void run(int pieces, Work&& work) {
+    auto call = [](void* context, int piece, int thread) { (*(std::remove_reference_t<Work>*)context)(piece, thread); };
+    if (pieces <= 1 || workers_.empty()) {
+      for (int i = 0; i < pieces; i++) work(i, 0);
+    } else {
+      dispatch(call, (void*)&work, pieces);
+    }
+  }
+
+  // Calls work(begin, end, thread) over 0..count in pieces of about `grain`.
+  template <class Work> void run_ranges(int count, int grain, Work&& work) {
+    run((count + grain - 1) / grain, [&](int piece, int thread) {
+      int begin = piece * grain, end = begin + grain < count ? begin + grain : count;
+      work(begin, end, thread);
+    });
+  }
+
+  std::mutex& one_pass() { return one_pass_; }  // held by whoever runs jobs
+
+ private:
+  using Call = void (*)(void*, int, int);
+  struct Job {  // written before its ticket is shown; reused only RING jobs later
+    std::atomic<Call> call{nullptr};
+    std::atomic<void*> context{nullptr};
+    std::atomic<int> pieces{0};
+  };
+  static constexpr int RING = 64;
+
+  void dispatch(Call call, void* context, int pieces);
+  bool take(int thread);
+  void serve(int thread);
+
+  alignas(64) std::atomic<uint64_t> ticket_{0};  // number of the job << 32 | next piece
+  alignas(64) std::atomic<int> left_{0};         // pieces of the current job that are not done
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<bool> closing_{false};
+  Job jobs_[RING];
+  uint32_t number_ = 0;
+  std::mutex sleep_, one_pass_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace ramet

@@ -1,0 +1,105 @@
+"""The shape that each keyword's value must have, and which keywords hold schemas."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
+
+REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
+MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+DATA = frozenset(("enum", "const", "default", "example", "examples"))
+"""Keywords whose value is data: nothing in it is a schema."""
+IN_PLACE = REFERENCES | {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
+"""Keywords that apply schemas to the same value."""
+
+
+def _type(value: Any) -> str | None:
+    names = value if isinstance(value, list) and value else [value]
+    if all(isinstance(name, str) and name in TYPES for name in names):
+        return None
+    return f"must be one or a list of {', '.join(sorted(TYPES))}"
+
+
+def _schema(value: Any) -> str | None:
+    return None if isinstance(value, dict | bool) else "must be a schema"
+
+
+def _schemas(value: Any) -> str | None:
+    if isinstance(value, list) and value and all(isinstance(item, dict | bool) for item in value):
+        return None
+    return "must be a list of at least one schema"
+
+
+def _items(value: Any) -> str | None:
+    if isinstance(value, list):
+        return None if all(isinstance(item, dict | bool) for item in value) else "must be a schema or a list of schemas"
+    return _schema(value)
+
+
+def _map(value: Any) -> str | None:
+    if isinstance(value, dict) and all(isinstance(item, dict | bool) for item in value.values()):
+        return None
+    return "must be an object of schemas"
+
+
+def _dependencies(value: Any) -> str | None:
+    if isinstance(value, dict) and all(isinstance(item, dict | bool) or _names(item) is None for item in value.values()):
+        return None
+    return "must be an object of schemas and lists of names"
+
+
+def _name_lists(value: Any) -> str | None:
+    if isinstance(value, dict) and all(_names(item) is None for item in value.values()):
+        return None
+    return "must be an object of lists of names"
+
+
+def _names(value: Any) -> str | None:
+    return None if isinstance(value, list) and all(isinstance(item, str) for item in value) else "must be a list of names"
+
+
+def _count(value: Any) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return None
+    return None if isinstance(value, float) and value >= 0 and value.is_integer() else "must be a whole number, 0 or more"
+
+
+def _number(value: Any) -> str | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == value and abs(value) != float("inf"):
+        return None
+    return "must be a number"
+
+
+def _exclusive(value: Any) -> str | None:
+    return None if isinstance(value, bool) else _number(value) and "must be a number (or, as in draft-04, a boolean)"
+
+
+def _positive(value: Any) -> str | None:
+    return _number(value) or (None if value > 0 else "must be more than 0")
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, str) else "must be a string"
+
+
+def _enum(value: Any) -> str | None:
+    return None if isinstance(value, list) else "must be a list of values"
+
+
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+CHECKS: dict[Any, Callable[[Any], str | None]] = {
+    "type": _type, "enum": _enum, "$ref": _text, "$dynamicRef": _text, "$recursiveRef": _text,
+    "allOf": _schemas, "anyOf": _schemas, "oneOf": _schemas, "not": _schema, "if": _schema, "then": _schema, "else": _schema,
+    "properties": _map, "patternProperties": _map, "additionalProperties": _schema, "unevaluatedProperties": _schema,
+    "propertyNames": _schema, "required": _names, "dependencies": _dependencies, "dependentSchemas": _map,
+    "dependentRequired": _name_lists, "minProperties": _count, "maxProperties": _count,
+    "items": _items, "prefixItems": _schemas, "additionalItems": _schema, "unevaluatedItems": _schema, "contains": _schema,
+    "minItems": _count, "maxItems": _count, "minContains": _count, "maxContains": _count, "uniqueItems": _flag,
+    "minLength": _count, "maxLength": _count, "pattern": _text, "format": _text,
+    "minimum": _number, "maximum": _number, "exclusiveMinimum": _exclusive, "exclusiveMaximum": _exclusive, "multipleOf": _positive,
+}  # fmt: skip
+"""By keyword: what is wrong with a value, or None. The names missing here are annotations to us."""

@@ -1,0 +1,203 @@
+"""A schema document: every schema in it checked once, numbered, and found again by $ref. Nothing is ever fetched."""
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from ..errors import GrammarError, LimitError
+from .checks import CHECKS, DATA, IN_PLACE, MAPS, REFERENCES
+
+MAX_SCHEMAS = 100_000
+
+FALSE = 1
+"""The literal of the schema `false`. `true` is number 0, and its literal 0 is left out of every node."""
+
+Literal = int
+"""A schema that must hold (2 * number) or must not (2 * number + 1)."""
+
+
+class Held(int):
+    """A literal, where a schema that the compiler wrote itself has one in place of a schema."""
+
+
+class Document:
+    """Numbers the schemas of one document as they are reached. Not shared between threads."""
+
+    def __init__(self, root: Any, *, lenient: bool = False, embedded_ids: bool = False) -> None:
+        """`embedded_ids`: whether a schema below the root may have an $id, so that `#/...` in it starts there."""
+        self.root = root
+        self._embedded_ids = embedded_ids
+        self.lenient = lenient
+        self.warnings: list[str] = []
+        self.schemas: list[dict[Any, Any]] = [{}]
+        self.places: list[str] = [""]
+        self.numbers: dict[int, int] = {}
+        self._targets: dict[tuple[int, str], Literal] = {}
+        self._names: Index | None = None
+        self._acyclic: set[int] = set()
+
+    def literal(self, schema: Any, place: str) -> Literal:
+        """The literal that says "`schema` holds". Raises GrammarError if it is not a schema."""
+        number = self.numbers.get(id(schema))
+        if number is not None:
+            return 2 * number
+        if schema is True or schema is False:
+            return 0 if schema else FALSE
+        if not isinstance(schema, dict):
+            raise GrammarError(f"not a schema at {place or '#'}: an object or a boolean is due, not {describe(schema)}", place=place)
+        if not schema:
+            return 0
+        for keyword, value in schema.items():
+            if check := CHECKS.get(keyword):
+                if wrong := check(value):
+                    raise GrammarError(f"{keyword!r} at {place or '#'} {wrong}, not {describe(value)}", place=f"{place}/{keyword}")
+        return self._add(schema, place)
+
+    def made(self, schema: dict[Any, Any], place: str) -> Literal:
+        """The literal of a schema that the compiler wrote itself for the one at `place`."""
+        return self._add(schema, place) if schema else 0
+
+    def _add(self, schema: dict[Any, Any], place: str) -> Literal:
+        number = len(self.schemas)
+        if number > MAX_SCHEMAS:
+            raise LimitError(f"more than {MAX_SCHEMAS} schemas in one document", place=place)
+        self.numbers[id(schema)] = number
+        self.schemas.append(schema)  # also keeps the object alive, and so its id its own
+        self.places.append(place)
+        return 2 * number
+
+    def refuse(self, keyword: str, place: str, why: str) -> None:
+        """Raises GrammarError for a keyword that cannot be enforced, or keeps a warning if the caller is lenient."""
+        message = f"{keyword!r} at {place or '#'} {why}"
+        if not self.lenient:
+            raise GrammarError(message, place=f"{place}/{keyword}")
+        self.warn(f"{message}; not enforced")
+
+    def warn(self, message: str) -> None:
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+    # ---- references -----------------------------------------------------------------------------------------------------------
+
+    def target(self, owner: int, reference: str) -> Literal:
+        """The literal of what `$ref: reference` in schema number `owner` means.
+
+        Raises GrammarError if it is remote, leads nowhere, or leads back to itself without content."""
+        literal = self._resolve(owner, reference)
+        self._check_acyclic(literal >> 1)
+        return literal
+
+    def _resolve(self, owner: int, reference: str) -> Literal:
+        known = self._targets.get((owner, reference))
+        if known is None:
+            known = self._targets[owner, reference] = self.literal(*self._find(reference, owner))
+        return known
+
+    def _find(self, reference: str, owner: int) -> tuple[Any, str]:
+        place = self.places[owner]
+        if reference == "#" or reference.startswith("#/"):
+            if not self._embedded_ids:
+                return self._follow(self.root, "", reference, place)
+            base = self._index().bases.get(id(self.schemas[owner]), "")
+        else:
+            base, fragment = urldefrag(urljoin(self._index().bases.get(id(self.schemas[owner]), ""), reference))
+            if fragment and not fragment.startswith("/"):
+                base, reference = f"{base}#{fragment}", "#"
+            else:
+                reference = "#" + fragment
+        found = self._index().names.get(base)
+        if found is None:
+            why = "leads nowhere" if reference == "#" else "is remote, and nothing is ever fetched: put that schema under $defs"
+            raise GrammarError(f"'$ref' at {place or '#'} {why} ({base + reference!r})", place=f"{place}/$ref")
+        return self._follow(*found, reference, place)
+
+    def _follow(self, schema: Any, at: str, pointer: str, owner: str) -> tuple[Any, str]:
+        """What a fragment (`#` or `#/a/b`) means inside `schema`, which lies at `at`; `owner` is where the $ref stands."""
+        for part in unquote(pointer).split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            try:
+                schema = schema[int(part)] if isinstance(schema, list) else schema[part]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise GrammarError(f"'$ref' at {owner or '#'} leads nowhere: {pointer!r} has no {part!r}", place=f"{owner}/$ref") from None
+            at = f"{at}/{escape(part)}"
+        return schema, at
+
+    def _index(self) -> Index:
+        if self._names is None:
+            self._names = Index(self.root)
+        return self._names
+
+    def _check_acyclic(self, start: int) -> None:
+        """Refuses a schema that is applied to the very value that it is being applied to (Core 9.4.1)."""
+        if start in self._acyclic:
+            return
+        path, open_now = [(start, iter(self._applied_in_place(start)))], {start}
+        while path:
+            number, following = path[-1]
+            for child in following:
+                if child in open_now:
+                    place = self.places[child]
+                    raise GrammarError(f"'$ref' at {place or '#'} leads back to itself before any value is read", place=place)
+                if child not in self._acyclic:
+                    open_now.add(child)
+                    path.append((child, iter(self._applied_in_place(child))))
+                    break
+            else:
+                path.pop()
+                open_now.remove(number)
+                self._acyclic.add(number)
+
+    def _applied_in_place(self, number: int) -> list[int]:
+        """The schemas that schema `number` applies to the same value."""
+        schema, place = self.schemas[number], self.places[number]
+        found: list[Literal] = []
+        for keyword in IN_PLACE & schema.keys():
+            value = schema[keyword]
+            if keyword in REFERENCES:
+                found.append(self._resolve(number, value))
+            elif isinstance(value, list):
+                found += [self.literal(s, f"{place}/{keyword}/{i}") for i, s in enumerate(value)]
+            elif keyword in MAPS:
+                found += [self.literal(s, f"{place}/{keyword}/{escape(k)}") for k, s in value.items() if not isinstance(s, list)]
+            else:
+                found.append(self.literal(value, f"{place}/{keyword}"))
+        return [literal >> 1 for literal in found if literal > FALSE]
+
+
+class Index:
+    """Every schema that has a name ($id, $anchor, draft-04 id), by absolute name, and the base of every schema."""
+
+    def __init__(self, root: Any) -> None:
+        self.names: dict[str, tuple[Any, str]] = {"": (root, "")}
+        self.bases: dict[int, str] = {}
+        todo: list[tuple[Any, str, str]] = [(root, "", "")]
+        while todo:
+            value, place, base = todo.pop()
+            if isinstance(value, list):
+                todo += [(item, f"{place}/{i}", base) for i, item in enumerate(value)]
+            if not isinstance(value, dict):
+                continue
+            for keyword in ("$id", "id"):
+                if isinstance(name := value.get(keyword), str):
+                    full = urljoin(base, name)
+                    self.names.setdefault(full.removesuffix("#"), (value, place))
+                    if "#" not in name and (keyword == "$id" or not place):
+                        base = full
+                    break
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(name := value.get(keyword), str):
+                    self.names.setdefault(f"{base}#{name}", (value, place))
+            self.bases[id(value)] = base
+            todo += [(item, f"{place}/{escape(key)}", base) for key, item in value.items() if isinstance(key, str) and key not in DATA]
+
+
+def escape(key: str) -> str:
+    """A key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: short, and as JSON would write it where it can."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."

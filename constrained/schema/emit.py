@@ -1,0 +1,286 @@
+"""Facts as grammar terms: a rule for every array and object node, made when first referred to."""
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from ..errors import LimitError
+from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, json_string, lit, ref, rep, seq
+from . import numbers
+from .document import FALSE, Document, Literal
+from .facts import (
+    ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING,
+    ArrayFacts, BooleanFacts, Facts, Names, Node, NumberFacts, ObjectFacts, StringFacts, ValuedFacts,
+)  # fmt: skip
+from .lists import Member, Need, in_order, needy, picked, repeated
+from .logic import Solver, string_admits
+from .style import Style
+
+QUOTE = lit('"')
+ANY_TEXT = seq(QUOTE, json_string(ANY_STRING), QUOTE)
+SCALARS: dict[Any, Term] = {
+    "string": ANY_TEXT,
+    "integer": numbers.INTEGER,
+    "number": numbers.NUMBER,
+    "boolean": alt(lit("true"), lit("false")),
+    "null": lit("null"),
+}
+MAX_CLASSES = 64
+ANY = frozenset[Literal]()
+
+
+class Emitter:
+    """Builds the rules of one document. `rules` is complete when `finish` returns."""
+
+    def __init__(self, document: Document, solver: Solver, style: Style) -> None:
+        self.document, self.solver, self.style = document, solver, style
+        self.rules: dict[str, Term] = {}
+        self._terms: dict[tuple[Node, int], Term] = {}
+        self._todo: list[tuple[str, Node, int]] = []
+        self._place = ""
+
+    def finish(self) -> None:
+        """Writes the rules of all nodes referred to so far, and of those that these refer to."""
+        while self._todo:
+            name, node, depth = self._todo.pop()
+            self._place = self.document.places[min(node) >> 1] if node else ""
+            self.rules[name] = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+
+    def add_rule(self, term: Term) -> Term:
+        """A reference to a new rule with that term; short terms are not worth one."""
+        if term.op not in ("seq", "alt"):
+            return term
+        name = f"r{len(self.rules)}.{len(self._todo)}"
+        self.rules[name] = term
+        return ref(name)
+
+    def value(self, node: Node, depth: int = 0) -> Term:
+        """The term of a value that satisfies `node`; NOTHING if there is none."""
+        key = (node, depth)
+        term = self._terms.get(key)
+        if term is None:
+            term = self._terms[key] = self._value(node, depth)
+        return term
+
+    def _value(self, node: Node, depth: int) -> Term:
+        if FALSE in node:
+            return NOTHING
+        if len(node) == 1 and (simple := self._simple(node)):
+            return simple
+        if not self.solver.kinds(node) & (ARRAY | OBJECT):
+            return alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+        name = f"n{len(self._terms)}"
+        self._todo.append((name, node, depth))
+        return ref(name)
+
+    def _simple(self, node: Node) -> Term | None:
+        """The term of a schema that only names a scalar type."""
+        (literal,) = node
+        schema = self.document.schemas[literal >> 1]
+        if literal & 1 or self.solver.keywords(schema) != {"type"}:
+            return None
+        kind = schema["type"]
+        return SCALARS.get(kind) if isinstance(kind, str) else None
+
+    def _facts_term(self, facts: Facts, depth: int) -> Term:
+        match facts.kind:
+            case 1:
+                return SCALARS["null"]
+            case 2:
+                values = cast(BooleanFacts, facts).values
+                excluded = cast(BooleanFacts, facts).excluded
+                return alt(*[lit(json.dumps(v)) for v in (True, False) if (values is None or v in values) and v not in excluded])
+            case 4:
+                return numbers.term(cast(NumberFacts, facts), self.rules.__setitem__, f"d{len(self.rules)}")
+            case 8:
+                return string_term(cast(StringFacts, facts))
+            case 16:
+                return self._array(cast(ArrayFacts, facts), depth)
+            case _:
+                return self._object(cast(ObjectFacts, facts), depth)
+
+    # ---- arrays -----------------------------------------------------------------------------------------------------------------
+
+    def _array(self, facts: ArrayFacts, depth: int) -> Term:
+        inner, separator = self.style.deeper(depth), self.style.item(depth)
+        length = max([len(first) for first, _ in facts.items], default=0)
+        lo, hi = facts.lo, facts.hi
+
+        def node(index: int) -> Node:
+            literals = [first[index] if index < len(first) else others for first, others in facts.items]
+            return frozenset([literal for literal in literals if literal])
+
+        first = [self.value(node(i), inner) for i in range(length)]
+        others = self.value(node(length), inner)
+        for index, term in enumerate([*first, others]):
+            if term.op == "nothing":
+                hi = index if hi is None else min(hi, index)
+                break
+        if hi is not None and lo > hi:
+            return NOTHING
+        unique = self._unique(facts, first, node(length), lo, hi, depth) if facts.unique and (hi is None or hi > 1) else None
+        if unique is not None:
+            body = unique
+        elif facts.witnesses:
+            body = self._with_witnesses(facts, node, length, lo, hi, depth)
+        else:
+            body = self._items(first, others, separator, lo, hi)
+        return self.style.enclose("[]", body, lo == 0 and not any(witness.lo for witness in facts.witnesses), depth)
+
+    def _items(self, first: list[Term], others: Term, separator: Term, lo: int, hi: int | None) -> Term:
+        length = len(first) if hi is None else min(len(first), hi)
+        if length == 0:
+            return repeated(others, separator, lo, hi, started=False)
+        rest = None if hi is None else hi - length
+        body = repeated(others, separator, max(lo - length, 0), rest, started=True)
+        for index in range(length - 1, -1, -1):
+            body = seq(separator if index else EMPTY, first[index], body)
+            if index and index >= lo:
+                body = alt(EMPTY, body)
+        return body
+
+    def _with_witnesses(self, facts: ArrayFacts, node: Any, length: int, lo: int, hi: int | None, depth: int) -> Term:
+        inner, witnesses = self.style.deeper(depth), facts.witnesses
+
+        def item(index: int, met: frozenset[int], unmet: frozenset[int]) -> Term:
+            literals = {witnesses[i].literal for i in met} | {witnesses[i].literal ^ 1 for i in unmet}
+            return self.value(node(min(index, length)) | frozenset(literal for literal in literals if literal), inner)
+
+        needs = [Need(witness.lo, witness.hi, witness.start) for witness in witnesses]
+        name = f"c{len(self.rules)}"
+        return needy(item, 0, self.style.item(depth), needs, lo, hi, length, self.rules.__setitem__, name)
+
+    def _unique(self, facts: ArrayFacts, first: list[Term], others: Node, lo: int, hi: int | None, depth: int) -> Term | None:
+        """Each of a list of values at most once. None: refused, and the caller is lenient."""
+        values = None if first or facts.witnesses else self._domain(others)
+        if values is None:
+            self.document.refuse("uniqueItems", self._place, "can be enforced only where the items are listed values (enum, const, boolean)")
+            return None
+        members = [Member(lit(json.dumps(value, ensure_ascii=False))) for value in values]
+        return picked(members, NOTHING, self.style.item(depth), lo, hi, self.add_rule)
+
+    def _domain(self, node: Node) -> list[Any] | None:
+        """The scalar values that satisfy `node`, if they can be listed."""
+        values: list[Any] = []
+        for facts in self.solver.alternatives(node):
+            if facts.kind == NULL:
+                values.append(None)
+            elif facts.kind == BOOLEAN:
+                booleans = cast(BooleanFacts, facts)
+                values += [v for v in (True, False) if (booleans.values is None or v in booleans.values) and v not in booleans.excluded]
+            elif not isinstance(facts, ValuedFacts) or facts.values is None:
+                return None
+            elif isinstance(facts, NumberFacts):
+                values += [value for key, value in facts.values.items() if facts.admits(key)]
+            else:
+                values += [value for value in facts.values if string_admits(facts, value)]
+        return list(dict.fromkeys(values)) if len({(type(v), v) for v in values}) == len(values) else None
+
+    # ---- objects ----------------------------------------------------------------------------------------------------------------
+
+    def _object(self, facts: ObjectFacts, depth: int) -> Term:
+        inner, separator = self.style.deeper(depth), self.style.item(depth)
+        members: list[Member] = []
+        for name in {**facts.properties, **facts.required}:
+            required = name in facts.required
+            allowed = not facts.names or self.solver.names_admit(facts.names, name)
+            term = self.value(self.solver.property_node(facts, name), inner) if allowed else NOTHING
+            if term.op == "nothing" and required:
+                return NOTHING
+            if term.op != "nothing":
+                members.append(Member(seq(lit(json.dumps(name, ensure_ascii=False)), self.style.key, term), required))
+        extra = self._extra(facts, inner)
+        lo, hi = facts.lo, facts.hi
+        if hi is not None and extra.op == "nothing" and hi >= len(members):
+            hi = None
+        needed = sum(member.required for member in members)
+        if lo <= needed:
+            lo = 0
+        if facts.undeclared_witnesses:
+            return self._object_with_witnesses(facts, members, lo, hi, depth)
+        body = picked(members, extra, separator, lo, hi, self.add_rule)
+        return self.style.enclose("{}", body, lo == 0 and needed == 0, depth)
+
+    def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:
+        """A property with a name that no place is kept for; of a name in all of `names`, with a value that satisfies `value` too."""
+        options = []
+        for name_term, node in self._classes(facts, names):
+            term = self.value(node | value, depth)
+            if term.op != "nothing":
+                options.append(seq(QUOTE, json_string(name_term), QUOTE, self.style.key, term))
+        return alt(*options)
+
+    def _classes(self, facts: ObjectFacts, names: tuple[Names, ...]) -> list[tuple[Term, Node]]:
+        """The undeclared names, divided by what their values must satisfy: by the patterns that they match."""
+        declared = {**facts.properties, **facts.required}
+        base = complement(alt(*map(lit, declared))) if declared else ANY_STRING
+        if facts.names:
+            base = both(base, self._names_term(facts.names))
+        patterns = list(dict.fromkeys(p for rule, _ in facts.rules for p in (*rule.patterns, *rule.not_patterns)))
+        for some in names:
+            base = both(base, self._names_set(some))
+        if any(rule.literals for rule, _ in facts.rules):
+            raise AssertionError("rules speak of patterns only")
+        classes: list[tuple[Term, frozenset[str]]] = [(base, frozenset())]
+        for pattern in patterns:
+            term = self.solver.pattern(pattern, 0)
+            split = [(both(t, term), matched | {pattern}) for t, matched in classes] + [(both(t, complement(term)), matched) for t, matched in classes]
+            classes = [(t, matched) for t, matched in split if t.op != "nothing"]
+            if len(classes) > MAX_CLASSES:
+                raise LimitError(f"'patternProperties' at {self._place or '#'} has more than {MAX_CLASSES} combinations of patterns", place=self._place)
+        found: dict[Node, list[Term]] = {}
+        for term, matched in classes:
+            node = frozenset(
+                literal for rule, literal in facts.rules if matched.issuperset(rule.patterns) and matched.isdisjoint(rule.not_patterns)
+            )
+            if FALSE not in node:
+                found.setdefault(node, []).append(term)
+        return [(alt(*terms), node) for node, terms in found.items()]
+
+    def _names_term(self, node: Node) -> Term:
+        """The strings that satisfy `node`, as names."""
+        return alt(*[string_language(cast(StringFacts, facts)) for facts in self.solver.solve(node, STRING)])
+
+    def _names_set(self, names: Names) -> Term:
+        terms = [self.solver.pattern(p, 0) for p in names.patterns]
+        terms += [complement(self.solver.pattern(p, 0)) for p in names.not_patterns]
+        if names.without:
+            terms.append(complement(alt(*map(lit, names.without))))
+        if names.literals:
+            terms.append(self._names_term(names.literals))
+        return both(*terms)
+
+    def _object_with_witnesses(self, facts: ObjectFacts, members: list[Member], lo: int, hi: int | None, depth: int) -> Term:
+        inner, witnesses = self.style.deeper(depth), facts.undeclared_witnesses
+
+        def item(index: int, met: frozenset[int], unmet: frozenset[int]) -> Term:
+            names = tuple(witnesses[i][0] for i in sorted(met))
+            values = frozenset(witnesses[i][1] for i in met if witnesses[i][1])
+            return self._extra(facts, inner, names, values)
+
+        def extras(count: int) -> Term:
+            needs = [Need() for _ in witnesses]
+            return needy(item, count, self.style.item(depth), needs, lo, hi, 0, self.rules.__setitem__, f"w{len(self.rules)}")
+
+        body = in_order(members, extras, self.style.item(depth), lo, hi, self.add_rule)
+        return self.style.enclose("{}", body, False, depth)
+
+
+def string_language(facts: StringFacts) -> Term:
+    """The strings that satisfy `facts`, as plain text."""
+    if facts.values is not None:
+        return alt(*[lit(text) for text in facts.values if string_admits(facts, text)])
+    terms = [*facts.matching, *[complement(term) for term in facts.not_matching]]
+    if facts.lo or facts.hi is not None:
+        terms.append(rep(ANY_CHAR, facts.lo, facts.hi))
+    if facts.excluded:
+        terms.append(complement(alt(*map(lit, sorted(facts.excluded)))))
+    return both(*terms)
+
+
+def string_term(facts: StringFacts) -> Term:
+    """The same as JSON writes it, in quotes; listed values in their usual spelling alone."""
+    if facts.values is not None:
+        return alt(*[lit(json.dumps(text, ensure_ascii=False)) for text in facts.values if string_admits(facts, text)])
+    language = string_language(facts)
+    return NOTHING if language.op == "nothing" else seq(QUOTE, json_string(language), QUOTE)

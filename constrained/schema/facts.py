@@ -1,0 +1,253 @@
+"""What a conjunction of schemas says about one kind of JSON value. Facts only grow stronger; `changed` tells whether one did."""
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from ..grammar import Term
+
+NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT = 1, 2, 4, 8, 16, 32
+ANY_KIND = 63
+KINDS = (NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT)
+
+Node = frozenset[int]
+"""Literals that hold together: what one value must satisfy. The empty node is any JSON value."""
+
+
+def kind_of(value: Any) -> int:
+    """The kind of a parsed JSON value."""
+    if value is None:
+        return NULL
+    if isinstance(value, bool):
+        return BOOLEAN
+    if isinstance(value, int | float):
+        return NUMBER
+    return STRING if isinstance(value, str) else ARRAY if isinstance(value, list) else OBJECT
+
+
+@dataclass(slots=True)
+class Facts:
+    """The base: a range of sizes (characters, items, properties) and whether something was learnt since `changed` was cleared."""
+
+    lo: int = 0
+    hi: int | None = None
+    changed: bool = False
+
+    kind = 0
+
+    def fork(self) -> Facts:
+        """A copy that may grow on its own."""
+        return copy(self)
+
+    def at_least(self, count: int) -> None:
+        if count > self.lo:
+            self.lo, self.changed = count, True
+
+    def at_most(self, count: int) -> None:
+        if self.hi is None or count < self.hi:
+            self.hi, self.changed = count, True
+
+    @property
+    def impossible(self) -> bool:
+        return self.hi is not None and self.lo > self.hi
+
+
+@dataclass(slots=True)
+class NullFacts(Facts):
+    kind = NULL
+
+
+@dataclass(slots=True)
+class ValuedFacts(Facts):
+    """Facts that may be a list of values: in their order, by a key that is equal exactly when the values are."""
+
+    values: dict[Any, Any] | None = None
+    excluded: frozenset[Any] = frozenset()
+
+    def among(self, values: dict[Any, Any]) -> None:
+        kept = values if self.values is None else {key: value for key, value in self.values.items() if key in values}
+        if self.values is None or len(kept) < len(self.values):
+            self.values, self.changed = kept, True
+
+    def exclude(self, keys: frozenset[Any]) -> None:
+        if not keys <= self.excluded:
+            self.excluded, self.changed = self.excluded | keys, True
+
+    @property
+    def impossible(self) -> bool:
+        return self.values is not None and self.excluded.issuperset(self.values) or self.hi is not None and self.lo > self.hi
+
+
+@dataclass(slots=True)
+class BooleanFacts(ValuedFacts):
+    kind = BOOLEAN
+
+    @property
+    def impossible(self) -> bool:
+        return self.excluded.issuperset((True, False) if self.values is None else self.values)
+
+
+@dataclass(slots=True)
+class NumberFacts(ValuedFacts):
+    kind = NUMBER
+
+    least: Fraction | None = None
+    least_open: bool = False
+    most: Fraction | None = None
+    most_open: bool = False
+    integral: bool | None = None
+    multiples: frozenset[Fraction] = frozenset()
+    not_multiples: frozenset[Fraction] = frozenset()
+
+    def above(self, bound: Fraction, open_: bool) -> None:
+        if self.least is None or (bound, open_) > (self.least, self.least_open):
+            self.least, self.least_open, self.changed = bound, open_, True
+
+    def below(self, bound: Fraction, open_: bool) -> None:
+        if self.most is None or (-bound, open_) > (-self.most, self.most_open):
+            self.most, self.most_open, self.changed = bound, open_, True
+
+    def be_integral(self, yes: bool) -> bool:
+        """Whether that is possible."""
+        if self.integral is None:
+            self.integral, self.changed = yes, True
+        return self.integral is yes
+
+    def multiple_of(self, step: Fraction, yes: bool = True) -> None:
+        known = self.multiples if yes else self.not_multiples
+        if step in known:
+            return
+        self.changed = True
+        if yes:
+            self.multiples = known | {step}
+        else:
+            self.not_multiples = known | {step}
+
+    def admits(self, value: Fraction) -> bool:
+        return not (
+            value in self.excluded
+            or (self.least is not None and (value < self.least or self.least_open and value == self.least))
+            or (self.most is not None and (value > self.most or self.most_open and value == self.most))
+            or (self.integral is not None and self.integral is not (value.denominator == 1))
+            or any(value % step for step in self.multiples)
+            or any(value % step == 0 for step in self.not_multiples)
+        )
+
+    @property
+    def impossible(self) -> bool:
+        if self.values is not None:
+            return not any(self.admits(value) for value in self.values)
+        if self.least is None or self.most is None or self.least < self.most:
+            return False
+        return self.least > self.most or not self.admits(self.least)
+
+
+@dataclass(slots=True)
+class StringFacts(ValuedFacts):
+    kind = STRING
+
+    matching: tuple[Term, ...] = ()
+    not_matching: tuple[Term, ...] = ()
+
+    def match(self, term: Term, yes: bool = True) -> None:
+        known = self.matching if yes else self.not_matching
+        if term in known:
+            return
+        self.changed = True
+        if yes:
+            self.matching = (*known, term)
+        else:
+            self.not_matching = (*known, term)
+
+
+@dataclass(slots=True)
+class Witness:
+    """At least `lo` and at most `hi` items from index `start` on that satisfy `literal`."""
+
+    literal: int
+    lo: int = 1
+    hi: int | None = None
+    start: int = 0
+
+
+@dataclass(slots=True)
+class ArrayFacts(Facts):
+    kind = ARRAY
+
+    items: tuple[tuple[tuple[int, ...], int], ...] = ()
+    """(literals of the first items, literal of the others), one for each schema that speaks of items."""
+    witnesses: tuple[Witness, ...] = ()
+    unique: bool = False
+    evaluated: tuple[Any, ...] = ()
+
+    def each(self, first: tuple[int, ...], others: int) -> None:
+        if (others or any(first)) and (first, others) not in self.items:
+            self.items, self.changed = (*self.items, (first, others)), True
+
+    def witness(self, witness: Witness) -> None:
+        if witness not in self.witnesses:
+            self.witnesses, self.changed = (*self.witnesses, witness), True
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A set of property names: those that match all of `patterns` and none of `not_patterns`, are not among `without`, and satisfy `literals`."""
+
+    patterns: tuple[str, ...] = ()
+    not_patterns: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()
+    literals: Node = frozenset()
+
+
+@dataclass(slots=True)
+class ObjectFacts(Facts):
+    kind = OBJECT
+
+    properties: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Literals by name, in the order of declaration."""
+    required: dict[str, None] = field(default_factory=dict)
+    rules: tuple[tuple[Names, int], ...] = ()
+    """(names, literal): each property of such a name satisfies it."""
+    names: Node = frozenset()
+    """What each name, as a string, satisfies."""
+    witnesses: tuple[tuple[Names, int], ...] = ()
+    """(names, literal): at least one property of such a name satisfies it."""
+    undeclared_witnesses: tuple[tuple[Names, int], ...] = ()
+    """Those that a property with no place in `properties` must fulfil."""
+
+    def fork(self) -> ObjectFacts:
+        new = copy(self)
+        new.properties, new.required = self.properties.copy(), self.required.copy()
+        return new
+
+    def declare(self, name: str, literal: int) -> None:
+        known = self.properties.get(name, ())
+        if literal and literal not in known:
+            self.properties[name], self.changed = (*known, literal), True
+        elif not known:
+            self.properties[name] = known
+
+    def require(self, name: str) -> None:
+        if name not in self.required:
+            self.required[name], self.changed = None, True
+
+    def rule(self, names: Names, literal: int) -> None:
+        if literal and (names, literal) not in self.rules:
+            self.rules, self.changed = (*self.rules, (names, literal)), True
+
+    def witness(self, names: Names, literal: int) -> None:
+        if (names, literal) not in self.witnesses:
+            self.witnesses, self.changed = (*self.witnesses, (names, literal)), True
+
+    @property
+    def impossible(self) -> bool:
+        if self.hi is not None and max(self.lo, len(self.required)) > self.hi:
+            return True
+        return any(1 in self.properties.get(name, ()) for name in self.required)
+
+
+FACTS: dict[int, type[Facts]] = {
+    NULL: NullFacts, BOOLEAN: BooleanFacts, NUMBER: NumberFacts, STRING: StringFacts, ARRAY: ArrayFacts, OBJECT: ObjectFacts,
+}  # fmt: skip

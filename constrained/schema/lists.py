@@ -1,0 +1,135 @@
+"""Lists of members between separators: repeated, picked from named ones, or with some that must occur.
+
+The bodies made here hold at least one member and stand without brackets; `started` terms continue a list that has members already.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+from ..errors import LimitError
+from ..grammar import EMPTY, NOTHING, Term, alt, ref, rep, seq
+
+MAX_STATES = 4_000
+
+
+def repeated(item: Term, separator: Term, lo: int, hi: int | None, started: bool) -> Term:
+    """`lo` to `hi` more members. A list that has not started yet gets at least one."""
+    if hi is not None and (hi < lo or not started and hi < 1):
+        return NOTHING
+    more = seq(separator, item)
+    if started:
+        return rep(more, lo, hi)
+    return seq(item, rep(more, max(lo - 1, 0), None if hi is None else hi - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One that may occur once, and must if `required`."""
+
+    term: Term
+    required: bool = False
+
+
+def in_order(
+    members: list[Member],
+    extras: Callable[[int], Term],
+    separator: Term,
+    lo: int,
+    hi: int | None,
+    share: Callable[[Term], Term],
+) -> Term:
+    """Members in the given order, then `extras(n)` after n of them (more members, to `lo`..`hi` in all).
+
+    `share` names a term by a rule, so that a tail that two ways lead to is written once: the size stays linear."""
+    top = max(lo, 1) if hi is None else len(members)  # counts from there on need not be told apart
+    if len(members) * min(top, len(members)) > MAX_STATES:
+        raise LimitError(f"the number of properties can be bounded only among fewer than {len(members)} of them")
+    tails = [extras(n) if hi is None or n <= hi else NOTHING for n in range(min(len(members), top) + 1)]
+    for index in range(len(members) - 1, -1, -1):
+        member, shared = members[index], index > 0 and not members[index - 1].required
+        row = []
+        for n in range(min(index, top) + 1):
+            tail = seq(separator if n else EMPTY, member.term, tails[min(n + 1, top)])
+            if not member.required:
+                tail = alt(tail, tails[n])
+            row.append(share(tail) if shared else tail)
+        tails = row
+    return tails[0]
+
+
+def picked(
+    members: list[Member], extra: Term, separator: Term, lo: int, hi: int | None, share: Callable[[Term], Term]
+) -> Term:
+    """Members, each at most once, and any number of extras, `lo` to `hi` of them in all."""
+
+    def extras(count: int) -> Term:
+        most = None if hi is None else hi - count
+        if extra.op == "nothing":
+            return EMPTY if count >= max(lo, 1) else NOTHING
+        return repeated(extra, separator, max(lo - count, 0), most, started=count > 0)
+
+    return in_order(members, extras, separator, lo, hi, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """From member `start` on, at least `lo` and at most `hi` members satisfy something."""
+
+    lo: int = 1
+    hi: int | None = None
+    start: int = 0
+
+
+def needy(
+    item: Callable[[int, frozenset[int], frozenset[int]], Term],
+    first: int,
+    separator: Term,
+    needs: list[Need],
+    lo: int,
+    hi: int | None,
+    fixed: int,
+    rule: Callable[[str, Term], None],
+    prefix: str,
+) -> Term:
+    """A list, `first` members of which are written already, whose members fulfil needs.
+
+    `item(i, met, unmet)` is the term of member i that meets some needs and fails others; from member `fixed` on all i are alike. A rule is
+    made for each state: the number of members and how often each need was met, as far as these still matter."""
+    top = max([fixed, lo, 0 if hi is None else hi, 1, *[need.start for need in needs]])
+    bounds = [need.lo if need.hi is None else need.hi + 1 for need in needs]
+    begin = (first, (0,) * len(needs))
+    names, todo = {begin: prefix}, [begin]
+    while todo:
+        state = todo.pop()
+        index, met = state
+        ends = index >= max(lo, 1) and all(count >= need.lo for count, need in zip(met, needs, strict=True))
+        ways: list[Term] = [EMPTY] if ends else []
+        loop = NOTHING
+        for fulfilled in subsets([i for i, need in enumerate(needs) if index >= need.start]) if hi is None or index < hi else ():
+            after = tuple(min(n + (i in fulfilled), bounds[i]) for i, n in enumerate(met))
+            if any(need.hi is not None and n > need.hi for n, need in zip(after, needs, strict=True)):
+                continue
+            following = (min(index + 1, top), after)
+            unmet = frozenset(i for i, need in enumerate(needs) if need.hi is not None and index >= need.start and i not in fulfilled)
+            if following == state:  # counts at their bounds: nothing new is learnt
+                fulfilled = frozenset()
+            member = seq(separator if index else EMPTY, item(min(index, fixed), fulfilled, unmet))
+            if member.op == "nothing":
+                continue
+            if following == state:
+                loop = alt(loop, member)
+                continue
+            if following not in names:
+                if len(names) >= MAX_STATES:
+                    raise LimitError(f"contains, with these bounds, needs more than {MAX_STATES} states")
+                names[following] = f"{prefix}.{len(names)}"
+                todo.append(following)
+            ways.append(seq(member, ref(names[following])))
+        rule(names[state], seq(rep(loop), alt(*ways)))
+    return ref(prefix)
+
+
+def subsets(items: list[int]) -> Iterator[frozenset[int]]:
+    return map(frozenset, chain.from_iterable(combinations(items, n) for n in range(len(items) + 1)))

@@ -1,0 +1,380 @@
+"""Solves a conjunction of schemas into alternatives, each plain facts about one kind of value.
+
+A *literal* says that one schema holds, or that it does not; a *node* is a set of literals that hold together. Whatever joins schemas
+(allOf, anyOf, oneOf, not, if, dependencies, $ref) is dissolved here: literals that must hold are assumed, choices are propagated as in DPLL
+(an alternative that contradicts the facts is dropped, a choice that is met already is forgotten, one that is left is assumed), and what
+remains is split. So sibling keywords always combine, and `not` reaches each keyword as that keyword's own opposite.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import GrammarError, LimitError
+from ..grammar import Term
+from ..regex import from_regex
+from .document import FALSE, Document, Held, Literal, describe, escape
+from .facts import ANY_KIND, ARRAY, BOOLEAN, FACTS, KINDS, NULL, NUMBER, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
+from .match import matches
+
+MAX_BRANCHES = 2_000
+Alternative = list[Literal]
+Choice = list[Alternative]
+
+UNDECLARED = ("some", "undeclared")
+BITS = {"null": NULL, "boolean": BOOLEAN, "number": NUMBER, "integer": NUMBER, "string": STRING, "array": ARRAY, "object": OBJECT}
+
+
+class State:
+    """A conjunction on the way to facts: literals assumed, literals yet to assume, choices yet to make. Mutable; forked at choices."""
+
+    __slots__ = ("facts", "seen", "todo", "choices")
+
+    def __init__(self, facts: Facts, seen: set[Literal], todo: list[Literal], choices: list[Choice]) -> None:
+        self.facts, self.seen, self.todo, self.choices = facts, seen, todo, choices
+
+    def fork(self, also: Alternative, choices: list[Choice]) -> State:
+        facts = self.facts.fork()
+        facts.changed = False
+        return State(facts, self.seen.copy(), list(also), choices)
+
+
+class Solver:
+    """Alternatives of the nodes of one document, each worked out once."""
+
+    def __init__(self, document: Document, *, annotates: bool = False) -> None:
+        """`annotates`: whether the document asks what was evaluated (unevaluatedProperties, unevaluatedItems)."""
+        from .keywords import DENY, ENFORCE  # the handlers call back into the solver
+
+        self.document = document
+        self._enforce, self._deny = ENFORCE, DENY
+        self.annotates = annotates
+        self._solved: dict[tuple[Node, int], list[Facts]] = {}
+        self._kinds: dict[Literal, int] = {0: ANY_KIND, FALSE: 0}
+        self._denied: dict[tuple[int, int], Choice | None] = {}
+        self._patterns: dict[str, Term] = {}
+        self._values: dict[int, tuple[Any, Literal]] = {}
+        self._made: dict[tuple[int, object], Literal] = {}
+        self._open: set[Node] = set()
+
+    # ---- nodes ----------------------------------------------------------------------------------------------------------------
+
+    def alternatives(self, node: Node) -> Iterator[Facts]:
+        """All facts that satisfy `node`, kind by kind."""
+        possible = self.kinds(node)
+        for kind in KINDS:
+            if possible & kind:
+                yield from self.solve(node, kind)
+
+    def solve(self, node: Node, kind: int) -> list[Facts]:
+        """The alternatives of `node` among values of one kind."""
+        key = (node, kind)
+        known = self._solved.get(key)
+        if known is None:
+            state = State(FACTS[kind](), set(), sorted(node), [])
+            known = self._solved[key] = []
+            for facts in self._search(state):
+                known.append(facts)
+                if len(known) > MAX_BRANCHES:
+                    place = self.document.places[min(node) >> 1]
+                    raise LimitError(f"the schema at {place or '#'} splits into more than {MAX_BRANCHES} alternatives", place=place)
+        return known
+
+    def kinds(self, node: Node) -> int:
+        """The kinds of value that `node` may admit, at most."""
+        possible = ANY_KIND
+        for literal in node:
+            possible &= self.kinds_of(literal)
+        return possible
+
+    def kinds_of(self, literal: Literal) -> int:
+        known = self._kinds.get(literal)
+        if known is None:
+            number = literal >> 1
+            schema, place = self.document.schemas[number], self.document.places[number]
+            known = self._denied_kinds(schema) if literal & 1 else self._allowed_kinds(schema, number, place)
+            self._kinds[literal] = known
+        return known
+
+    def _allowed_kinds(self, schema: dict[str, Any], number: int, place: str) -> int:
+        possible = ANY_KIND
+        if "type" in schema:
+            possible = type_bits(schema["type"])
+        if "const" in schema:
+            possible &= kind_of(schema["const"])
+        if "enum" in schema:
+            possible &= sum({kind_of(value) for value in schema["enum"]})
+        if "$ref" in schema:
+            possible &= self.kinds_of(self.document.target(number, schema["$ref"]))
+        for item, s in enumerate(schema.get("allOf", ())):
+            possible &= self.kinds_of(self.document.literal(s, f"{place}/allOf/{item}"))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                some = 0
+                for item, s in enumerate(schema[keyword]):
+                    some |= self.kinds_of(self.document.literal(s, f"{place}/{keyword}/{item}"))
+                possible &= some
+        return possible
+
+    @staticmethod
+    def _denied_kinds(schema: dict[str, Any]) -> int:
+        """Kinds that may violate a schema: all but those that violating needs a keyword for, when there is `type` alone."""
+        if schema.keys() == {"type"} and "integer" not in schema["type"]:
+            return ANY_KIND & ~type_bits(schema["type"])
+        return ANY_KIND
+
+    def empty(self, node: Node) -> bool:
+        """Whether no value can satisfy `node`. Recursive nodes count as satisfiable while they are being asked for."""
+        if FALSE in node:
+            return True
+        if not node or node in self._open:
+            return False
+        self._open.add(node)
+        try:
+            return next(self.alternatives(node), None) is None
+        finally:
+            self._open.discard(node)
+
+    # ---- search ---------------------------------------------------------------------------------------------------------------
+
+    def _search(self, state: State) -> Iterator[Facts]:
+        while True:
+            if not self._assume(state):
+                return
+            if not state.choices and isinstance(state.facts, ObjectFacts) and state.facts.witnesses:
+                state.choices.append(self._place_witness(state.facts))
+            if not state.choices:
+                if not self._contradicts(state.facts):
+                    yield state.facts
+                return
+            pending: list[Choice] = state.choices
+            if len(pending) > 1:
+                narrowed = self._narrow(state)
+                if narrowed is None:
+                    return
+                if state.todo or not narrowed:
+                    state.choices = narrowed
+                    continue
+                pending = sorted(narrowed, key=len)
+            first, others = pending[0], pending[1:]
+            for alternative in first:
+                yield from self._search(state.fork(alternative, others.copy()))
+            return
+
+    def _narrow(self, state: State) -> list[Choice] | None:
+        """Choices that remain when each alternative was tried alone; what is left alone is put on `state.todo`. None: no way out."""
+        remaining: list[Choice] = []
+        for choice in state.choices:
+            live: Choice = []
+            for alternative in choice:
+                trial = state.fork(alternative, [])
+                if not self._assume(trial) or self._contradicts(trial.facts):
+                    continue
+                if not trial.facts.changed and not trial.choices:
+                    break  # met already
+                live.append(alternative)
+            else:
+                if not live:
+                    return None
+                if len(live) == 1:
+                    state.todo += live[0]
+                else:
+                    remaining.append(live)
+        return remaining
+
+    def _assume(self, state: State) -> bool:
+        """Turns the literals on `state.todo` into facts and choices. False: they contradict."""
+        facts, seen, todo = state.facts, state.seen, state.todo
+        kind, schemas = facts.kind, self.document.schemas
+        position = 0
+        while position < len(todo):
+            literal = todo[position]
+            position += 1
+            if literal == 0 or literal in seen:
+                continue
+            if literal ^ 1 in seen or not self.kinds_of(literal) & kind:
+                return False
+            seen.add(literal)
+            number = literal >> 1
+            if literal & 1:
+                ways = self._ways_to_deny(number, kind)
+                if ways is None:
+                    continue
+                if len(ways) == 1:
+                    todo += ways[0]
+                elif ways:
+                    state.choices.append(ways)
+                else:
+                    return False
+                continue
+            schema = schemas[number]
+            for keyword, value in schema.items():
+                entry = self._enforce.get(keyword)
+                if entry and entry[0] & kind and entry[1](self, state, number, value) is False:
+                    return False
+        todo.clear()
+        return not facts.impossible
+
+    def _contradicts(self, facts: Facts) -> bool:
+        """A look one level down: whether a required property can have no value."""
+        if facts.impossible:
+            return True
+        if isinstance(facts, ObjectFacts):
+            for name in facts.required:
+                node = self.property_node(facts, name)
+                if FALSE in node or len(node) > 1 and self.empty(node):
+                    return True
+                if facts.names and not self.names_admit(facts.names, name):
+                    return True
+        return False
+
+    def _ways_to_deny(self, number: int, kind: int) -> Choice | None:
+        """Alternatives, one of which must hold where schema `number` does not. None: it fails for every value of this kind."""
+        key = (number, kind)
+        if key not in self._denied:
+            schema = self.document.schemas[number]
+            ways: Choice | None = []
+            if "type" in schema and not type_bits(schema["type"]) & kind:
+                ways = None
+            else:
+                for keyword, value in schema.items():
+                    entry = self._deny.get(keyword)
+                    if entry and entry[0] & kind:
+                        ways += entry[1](self, number, kind, value)  # type: ignore[operator]
+            self._denied[key] = ways
+        return self._denied[key]
+
+    def keywords(self, schema: dict[Any, Any]) -> set[Any]:
+        """The keywords of `schema` that assert something."""
+        return self._enforce.keys() & schema.keys()
+
+    # ---- for the handlers -------------------------------------------------------------------------------------------------------
+
+    def child(self, number: int, schema: Any, *path: str | int) -> Literal:
+        """The literal of a schema inside schema `number`."""
+        if type(schema) is Held:
+            return schema
+        known = self.document.numbers.get(id(schema))
+        if known is not None:
+            return 2 * known
+        return self.document.literal(schema, self.document.places[number] + "".join([f"/{escape(str(part))}" for part in path]))
+
+    def made(self, number: int, schema: dict[Any, Any], key: object = None) -> Literal:
+        """The literal of a schema written here, on behalf of schema `number`. With a `key`, made once."""
+        if key is None:
+            return self.document.made(schema, self.document.places[number])
+        known = self._made.get((number, key))
+        if known is None:
+            known = self._made[number, key] = self.document.made(schema, self.document.places[number])
+        return known
+
+    def pattern(self, pattern: str, number: int) -> Term:
+        """The strings in which `pattern` is found. Raises GrammarError for what the dialect has not."""
+        term = self._patterns.get(pattern)
+        if term is None:
+            try:
+                term = self._patterns[pattern] = from_regex(pattern, search=True)
+            except LimitError:
+                raise
+            except GrammarError as error:
+                place = self.document.places[number]
+                raise GrammarError(f"the pattern {describe(pattern)} at {place or '#'} cannot be enforced: {error}", place=place) from error
+        return term
+
+    def pattern_or_refuse(self, pattern: str, number: int, keyword: str) -> Term | None:
+        """The same; None if the caller is lenient and the pattern cannot be enforced."""
+        try:
+            return self.pattern(pattern, number)
+        except GrammarError as error:
+            if not self.document.lenient:
+                raise
+            self.document.warn(f"{error}; not enforced")
+            return None
+
+    def exactly_one(self, literals: list[Literal]) -> Choice:
+        """One alternative for each literal, that the others fail; not said where they cannot hold together anyway."""
+        ways: Choice = [[literal] for literal in literals]
+        for i, a in enumerate(literals):
+            for j in range(i):
+                if not self.disjoint(a, literals[j]):
+                    ways[i].append(literals[j] ^ 1)
+                    ways[j].append(a ^ 1)
+        return ways
+
+    def disjoint(self, a: Literal, b: Literal) -> bool:
+        """Whether no value satisfies both."""
+        return not self.kinds_of(a) & self.kinds_of(b) or self.empty(frozenset((a, b)))
+
+    def value_literal(self, number: int, value: Any) -> Literal:
+        """The literal of "equals this array or object"."""
+        known = self._values.get(id(value))
+        if known is None:
+            schema: dict[Any, Any]
+            if isinstance(value, list):
+                schema = {"type": "array", "minItems": len(value), "maxItems": len(value)}
+                if value:
+                    schema["prefixItems"] = [{"const": item} for item in value]
+            else:
+                schema = {
+                    "type": "object",
+                    "properties": {name: {"const": item} for name, item in value.items()},
+                    "required": list(value),
+                    "additionalProperties": False,
+                }
+            known = self._values[id(value)] = (value, self.made(number, schema))
+        return known[1]
+
+    # ---- objects ----------------------------------------------------------------------------------------------------------------
+
+    def property_node(self, facts: ObjectFacts, name: str) -> Node:
+        """All that the value of property `name` must satisfy."""
+        literals = facts.properties.get(name, ())
+        if facts.rules:
+            literals = (*literals, *[literal for names, literal in facts.rules if self.is_among(names, name)])
+        return frozenset(literals)
+
+    def is_among(self, names: Names, name: str) -> bool:
+        return (
+            name not in names.without
+            and all(matches(self._patterns[p], name) for p in names.patterns)
+            and not any(matches(self._patterns[p], name) for p in names.not_patterns)
+            and (not names.literals or self.names_admit(names.literals, name))
+        )
+
+    def names_admit(self, node: Node, name: str) -> bool:
+        """Whether `name`, as a string, satisfies `node`."""
+        return any(string_admits(facts, name) for facts in self.solve(node, STRING))
+
+    def _place_witness(self, facts: ObjectFacts) -> Choice:
+        """Where the first of the witnesses may be: at a declared name, or at an undeclared one."""
+        (names, literal), facts.witnesses = facts.witnesses[0], facts.witnesses[1:]
+        number, held = literal >> 1, Held(literal)
+        ways: Choice = [
+            [self.made(number, {"required": [name], "properties": {name: held}}, ("at", name, literal))]
+            for name in {**facts.properties, **facts.required}
+            if self.is_among(names, name)
+        ]
+        return [*ways, [self.made(number, {UNDECLARED: (names, literal)}, (names, literal))]]
+
+
+def type_bits(names: str | list[str]) -> int:
+    """The kinds that a `type` names."""
+    if isinstance(names, str):
+        return BITS[names]
+    bits = 0
+    for name in names:
+        bits |= BITS[name]
+    return bits
+
+
+def string_admits(facts: Facts, text: str) -> bool:
+    """Whether one string satisfies facts about strings."""
+    assert isinstance(facts, StringFacts)
+    return (
+        facts.lo <= len(text)
+        and (facts.hi is None or len(text) <= facts.hi)
+        and (facts.values is None or text in facts.values)
+        and text not in facts.excluded
+        and all(matches(term, text) for term in facts.matching)
+        and not any(matches(term, text) for term in facts.not_matching)
+    )

@@ -1,0 +1,373 @@
+"""A backend without a model, for tests of programs: what it answers is written down beforehand."""
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...runtime.errors import CancelledError, ConstraintError, EngineClosedError, PromptError, RequestError
+from ...runtime.protocol import (
+    Chunk,
+    Constraint,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    ScoreRequest,
+    Scores,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from .base import ChunkSink, Message, ScoreSink, Worker
+
+BOS, EOS, VOCAB = 256, 257, 258
+Logits = Callable[[tuple[int, ...]], Mapping[int, float]]
+
+
+class Fake:
+    """Answers from a script. Its tokens are the bytes of UTF-8 text, then beginning (256) and end of text (257).
+
+    script: what generations say -
+        a list: the answers in the order in which they are asked for;
+        a dict: the answer of the longest key that the prompt ends with;
+        a function of (prompt text, GenerateRequest); or one text for all.
+        An answer is a text, ids, or an exception, which the program then gets. It is given whole, whatever `max_tokens`;
+        stop strings end it. One that breaks the request's choice, regex or JSON constraint is refused.
+    scores: what `select` compares - a dict of option to log-probability, or a function of (prompt text, option text).
+    logits: instead of both, a function of all ids so far that gives the logits of the next id (ids left out cannot come);
+        all sampling parameters that need no grammar then work.
+    latency: seconds a call takes; max_concurrency: how many calls are computed at once, the others wait.
+    bos: whether texts begin with the beginning-of-text id, as with Llama's tokenizer.
+
+    `calls` holds every request it got. Prompts and answers count as cached from then on, until `flush_cache`.
+    """
+
+    speculates = False
+
+    def __init__(
+        self,
+        script: Any = None,
+        *,
+        scores: Any = None,
+        logits: Logits | None = None,
+        latency: float = 0.0,
+        max_concurrency: int | None = None,
+        bos: bool = False,
+        chat: bool = True,
+    ) -> None:
+        self.calls: list[GenerateRequest | ScoreRequest] = []
+        self.bos_id = BOS if bos else None
+        self.eos_ids = (EOS,)
+        self._script = list(script) if isinstance(script, (list, tuple)) else script
+        self._scores, self._logits, self._latency, self._chat = scores, logits, latency, chat
+        self._slots, self._waiting = max_concurrency or math.inf, []  # type: ignore[var-annotated]
+        self._known: list[tuple[int, ...]] = []  # sorted, so that the longest shared beginning is with a neighbour
+        self._lock = threading.Lock()
+        self._live: set[str] = set()
+        self._closed = False
+        self._worker = Worker("ramet-fake")
+
+    # ---- tokens ----
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        head = [BOS] if add_special and self.bos_id is not None else []
+        return head + list(text.encode("utf-8", "surrogatepass"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str | None:
+        if not self._chat:
+            return None
+        text = "".join(f"<|{m['role']}|>\n{m['content']}<|end|>\n" for m in messages)
+        return text + ("<|assistant|>\n" if add_generation_prompt else "")
+
+    # ---- requests ----
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        self._check(request)
+        ids = tuple(self.encode(request.prompt, add_special=True)) if isinstance(request.prompt, str) else request.prompt
+        if not ids:
+            raise PromptError("the prompt is empty: there is nothing to go on from", field="prompt")
+        with self._lock:
+            if self._script is not None and isinstance(self._script, list) and self._logits is None:
+                if not self._script:
+                    raise RequestError(f"the script has no answer left for the prompt that ends in {self.decode(ids)[-60:]!r}", field="prompt")
+                answer = self._script.pop(0)
+            else:
+                answer = None
+            self.calls.append(request)
+            self._live.add(request.rid)
+        self._soon(lambda: self._answer(request, ids, answer, sink, time.monotonic()))
+
+    def score(self, request: ScoreRequest, sink: ScoreSink) -> None:
+        self._check(request)
+        if not request.prompt:
+            raise PromptError("the prompt is empty: there is nothing to go on from", field="prompt")
+        with self._lock:
+            self.calls.append(request)
+        self._soon(lambda: self._finish(sink, self._scored(request)))
+
+    def abort(self, rid: str) -> None:
+        with self._lock:
+            self._live.discard(rid)
+
+    def defer(self, work: Callable[[], None], delay: float = 0.0) -> None:
+        self._worker.post(work, delay)
+
+    def flush_cache(self) -> bool:
+        with self._lock:
+            self._known.clear()
+        return True
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_path": "fake", "calls": len(self.calls)}
+
+    def shutdown(self) -> None:
+        self._closed = True
+        self._worker.close()
+
+    def __enter__(self) -> Fake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # ---- answering, on the worker ----
+
+    def _check(self, request: GenerateRequest | ScoreRequest) -> None:
+        if self._closed:
+            raise EngineClosedError("the Fake backend was shut down")
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        """Runs `work` after the latency, once a slot is free."""
+        with self._lock:
+            if self._slots <= 0:
+                self._waiting.append(work)
+                return
+            self._slots -= 1
+        self._worker.post(work, self._latency)
+
+    def _free(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._slots += 1
+                return
+            work = self._waiting.pop(0)
+        self._worker.post(work, self._latency)
+
+    def _finish(self, sink: Callable[[Any], None], answer: Any) -> None:
+        self._free()
+        sink(answer)
+
+    def _answer(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, sink: ChunkSink, start: float) -> None:
+        cached = self._remember(ids)
+        chunks: list[Chunk] = []
+        for index in range(request.params.n):
+            try:
+                chunks += self._output(request, ids, scripted, index)
+            except Exception as exc:
+                chunks.append(Chunk(request.rid, index, error=exc))
+                continue
+            made = tuple(i for c in chunks if c.index == index for i in c.token_ids)
+            self._remember(ids + made)
+            usage = Usage(len(ids), cached, len(made))
+            seconds = self._latency + time.monotonic() - start
+            last = chunks[-1]
+            chunks[-1] = Chunk(request.rid, index, last.text, last.token_ids, last.logprobs, finish=last.finish, usage=usage,
+                               timings=Timings(0.0, seconds, 0.0, seconds))  # fmt: skip
+        self._free()
+        self._send(request.rid, chunks, 0, sink)
+
+    def _send(self, rid: str, chunks: list[Chunk], at: int, sink: ChunkSink) -> None:
+        """One chunk, and the next as a job of its own, so that others and aborts come in between."""
+        with self._lock:
+            live = rid in self._live
+        if not live:
+            sink(Chunk(rid, chunks[at].index, error=CancelledError("the request was aborted")))
+            return
+        sink(chunks[at])
+        if at + 1 < len(chunks):
+            self._worker.post(lambda: self._send(rid, chunks, at + 1, sink))
+        else:
+            self.abort(rid)
+
+    def _output(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, index: int) -> list[Chunk]:
+        params, rid = request.params, request.rid
+        if params.max_new_tokens == 0:
+            return [Chunk(rid, index, finish=FinishReason("length"))]
+        if self._logits is not None:
+            made, logprobs = self._sampled(ids, params, index)
+            return [self._cut(rid, index, made, params, logprobs if request.logprobs else ())]
+        answer = self._scripted(request, ids) if scripted is None else scripted
+        if isinstance(answer, list) and answer and isinstance(answer[0], str):
+            answer = answer[index % len(answer)]
+        if isinstance(answer, BaseException):
+            raise answer
+        if not isinstance(answer, str):
+            return [self._cut(rid, index, tuple(answer), params, ())]
+        _check_constraint(params.constraint, answer)
+        return self._pieces(request, index, answer)
+
+    def _scripted(self, request: GenerateRequest, ids: tuple[int, ...]) -> Any:
+        prompt = self.decode(ids)
+        if isinstance(self._script, Mapping):
+            keys = [key for key in self._script if prompt.endswith(key)]
+            if not keys:
+                raise RequestError(f"the script has no answer for the prompt that ends in {prompt[-60:]!r}", field="prompt")
+            return self._script[max(keys, key=len)]
+        if callable(self._script):
+            return self._script(prompt, request)
+        if self._script is None:
+            raise RequestError("this Fake has no script; give it one: Fake(['first answer', ...])", field="script")
+        return self._script
+
+    def _pieces(self, request: GenerateRequest, index: int, text: str) -> list[Chunk]:
+        """The text word by word, up to its first stop; then the end-of-text token, or the stop that is trimmed."""
+        matched, at = first_stop(text, request.params)
+        whole = text if matched is None else text[: at + len(matched)]
+        shown = whole if matched is None or request.params.no_stop_trim else text[:at]
+        words = re.findall(r"\s*\S+|\s+", shown) or [""]
+        rest: tuple[int, ...] = (EOS,) if matched is None else tuple(whole[len(shown) :].encode())
+        finish = FinishReason("stop", EOS if matched is None else matched)
+        chunks = [self._chunk(request, index, word, tuple(word.encode())) for word in words]
+        last = self._chunk(request, index, words[-1], tuple(words[-1].encode()) + rest)
+        return [*chunks[:-1], Chunk(request.rid, index, last.text, last.token_ids, last.logprobs, finish=finish)]
+
+    def _chunk(self, request: GenerateRequest, index: int, text: str, ids: tuple[int, ...]) -> Chunk:
+        logprobs = tuple(TokenLogprob(i, 0.0) for i in ids) if request.logprobs else ()  # scripted: certain
+        return Chunk(request.rid, index, text, ids, logprobs)
+
+    def _cut(self, rid: str, index: int, made: tuple[int, ...], params: SamplingParams, logprobs: Sequence[TokenLogprob]) -> Chunk:
+        """An output of ids, ended by end-of-text, a stop or its length."""
+        made = made[: params.max_new_tokens]
+        text = self.decode(made)
+        matched, at = first_stop(text, params)
+        if matched is not None:
+            return Chunk(rid, index, text if params.no_stop_trim else text[:at], made, tuple(logprobs), finish=FinishReason("stop", matched))
+        ended = made and (made[-1] in params.stop_token_ids or (made[-1] == EOS and not params.ignore_eos))
+        finish = FinishReason("stop", made[-1]) if ended else FinishReason("length")
+        return Chunk(rid, index, text, made, tuple(logprobs), finish=finish)
+
+    def _sampled(self, ids: tuple[int, ...], params: SamplingParams, index: int) -> tuple[tuple[int, ...], list[TokenLogprob]]:
+        if params.constraint is not None and params.constraint.kind != "choice":
+            raise ConstraintError(f"a Fake with logits has no grammars: {params.constraint.kind} is not supported; use a script", field="constraint")
+        made: tuple[int, ...] = ()
+        logprobs = []
+        for at in range(params.max_new_tokens):
+            raw = _log_softmax(self._next(ids + made))
+            token = _draw(_allowed(raw, made, params), params, at, index)
+            made += (token,)
+            logprobs.append(TokenLogprob(token, raw[token]))
+            ended = (token == EOS and not params.ignore_eos) or token in params.stop_token_ids
+            if ended or first_stop(self.decode(made), params)[0] is not None:
+                break
+        return made, logprobs
+
+    def _next(self, ids: tuple[int, ...]) -> Mapping[int, float]:
+        assert self._logits is not None
+        logits = self._logits(ids)
+        if not logits:
+            raise RequestError(f"the logits function gave no logits after {self.decode(ids)[-60:]!r}", field="logits")
+        return logits
+
+    def _scored(self, request: ScoreRequest) -> Scores:
+        cached = self._remember(request.prompt)
+        usage = Usage(len(request.prompt), cached)
+        try:
+            rows = tuple(self._row(request.prompt, option) for option in request.options)
+        except Exception as exc:
+            return Scores(request.rid, error=exc)
+        return Scores(request.rid, rows, usage, Timings(0.0, self._latency, 0.0, self._latency))
+
+    def _row(self, prompt: tuple[int, ...], option: tuple[int, ...]) -> tuple[float, ...]:
+        if self._logits is not None:
+            return tuple(_log_softmax(self._next(prompt + option[:i])).get(token, -math.inf) for i, token in enumerate(option))
+        text = self.decode(option)
+        if callable(self._scores):
+            total = self._scores(self.decode(prompt), text)
+        elif isinstance(self._scores, Mapping):
+            key = next((k for k in (text, text.strip()) if k in self._scores), None) or next((k for k in self._scores if k.endswith(text)), None)
+            total = self._scores[key] if key is not None else -20.0 * len(option)
+        else:
+            total = -1.0 * len(option)
+        return (total / len(option),) * len(option)
+
+    def _remember(self, ids: tuple[int, ...]) -> int:
+        """How many of `ids` were known as the beginning of something earlier; from now on all are."""
+        with self._lock:
+            at = bisect.bisect_left(self._known, ids)
+            around = self._known[max(0, at - 1) : at + 1]
+            cached = max((_shared(ids, other) for other in around), default=0)
+            if cached < len(ids):
+                self._known.insert(at, ids)
+        return min(cached, len(ids) - 1)
+
+
+def first_stop(text: str, params: SamplingParams) -> tuple[str | None, int]:
+    """The stop that comes first in `text` and where it begins, or (None, -1)."""
+    found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+    found += [(m.start(), m[0]) for pattern in params.stop_regex if (m := re.search(pattern, text)) and m[0]]
+    at, stop = min(found, key=lambda f: (f[0], -len(f[1])), default=(-1, None))
+    return stop, at
+
+
+def _check_constraint(constraint: Constraint | None, text: str) -> None:
+    """Refuses a script's answer that the constraint would not let a model give."""
+    if constraint is None:
+        return
+    fits = True
+    if constraint.kind == "choice":
+        fits = text in json.loads(constraint.source)
+    elif constraint.kind == "regex":
+        fits = re.fullmatch(constraint.source, text) is not None
+    elif constraint.kind in ("json_schema", "json_object"):
+        try:
+            json.loads(text)
+        except ValueError:
+            fits = False
+    if not fits:
+        raise ConstraintError(f"the script's answer {text!r} breaks the {constraint.kind} constraint {constraint.source}", field=constraint.kind)
+
+
+def _allowed(raw: dict[int, float], made: tuple[int, ...], params: SamplingParams) -> dict[int, float]:
+    scores = {i: v + params.logit_bias.get(i, 0.0) for i, v in raw.items()}
+    if params.constraint is not None:
+        options = [tuple(text.encode()) for text in json.loads(params.constraint.source)]
+        live = [o for o in options if o[: len(made)] == made]
+        follow = {o[len(made)] if len(o) > len(made) else EOS for o in live}
+        return {i: scores.get(i, -1e9) for i in follow}
+    if len(made) < params.min_new_tokens and len(scores) > 1:
+        scores.pop(EOS, None)
+    return scores
+
+
+def _draw(scores: dict[int, float], params: SamplingParams, position: int, index: int) -> int:
+    if params.temperature < 1e-6 or params.top_k == 1:
+        return max(scores, key=lambda i: (scores[i], -i))
+    order: Iterator[int] = iter(sorted(scores, key=lambda i: -scores[i])[: params.top_k if params.top_k > 0 else None])
+    ids = list(order)
+    weights = [math.exp((scores[i] - scores[ids[0]]) / params.temperature) for i in ids]
+    seed = random.random() if params.seed is None else f"{params.seed}/{index}/{position}"
+    return random.Random(seed).choices(ids, weights)[0]
+
+
+def _log_softmax(logits: Mapping[int, float]) -> dict[int, float]:
+    top = max(logits.values())
+    norm = top + math.log(sum(math.exp(v - top) for v in logits.values()))
+    return {i: v - norm for i, v in logits.items()}
+
+
+def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    count = 0
+    for x, y in zip(a, b):
+        if x != y:
+            return count
+        count += 1
+    return count

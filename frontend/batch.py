@@ -1,0 +1,170 @@
+"""Many runs of one program at once, without a thread for each.
+
+A body is a greenlet: while it waits for a value, its thread runs other bodies. A few threads, so that a body that blocks
+in code of its own (a web request, say) holds up only its neighbours, take items one by one until `num_threads` programs
+are under way. Nothing is held for items that have not begun.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import CancelledError, RequestError
+from .defaults import resolve
+from .waiting import Hub, Signal, Task
+
+if TYPE_CHECKING:
+    from .program import Program
+    from .state import ProgramState
+
+AT_ONCE = 512  # programs under way; more only fill the engine's queue
+THREADS = 8
+
+
+def run_batch(
+    program: Program, items: Sequence[Any], options: Mapping[str, Any], num_threads: int | str, progress_bar: bool, generator_style: bool, on_error: str
+) -> list[ProgramState] | Iterator[ProgramState]:
+    """See `Program.run_batch`."""
+    from .program import check_options
+
+    if on_error not in ("raise", "return"):
+        raise RequestError(f'on_error={on_error!r}: "raise" or "return"', field="on_error")
+    if num_threads != "auto" and (not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1):
+        raise RequestError(f'num_threads={num_threads!r}: at least 1, or "auto"', field="num_threads")
+    for name in ("stream", "use_thread"):
+        if name in options:
+            raise RequestError(f"{name}: not for run_batch", field=name)
+    calls = [_arguments(program, item, i) for i, item in enumerate(items)]
+    complete = {**check_options(options), "backend": resolve(options.get("backend"))}
+    at_once = min(AT_ONCE if num_threads == "auto" else int(num_threads), max(1, len(calls)))
+    batch = Batch(lambda i: program._prepare(dict(complete), (), calls[i]), len(calls), at_once, fail_fast=on_error == "raise")
+    states = batch.states(progress_bar)
+    return states if generator_style else list(states)
+
+
+class Batch:
+    """Items under way and their results. `prepare(i)` gives a state and the function that runs its body to the end."""
+
+    def __init__(self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], size: int, at_once: int, fail_fast: bool) -> None:
+        self._prepare, self._size, self._at_once, self._fail_fast = prepare, size, at_once, fail_fast
+        self._signal = Signal()
+        self._next = self._ended = 0
+        self._running: dict[int, ProgramState] = {}
+        self._results: dict[int, tuple[ProgramState | None, BaseException | None]] = {}
+        self._stopped = False
+        self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), 0)
+
+    def states(self, progress_bar: bool) -> Iterator[ProgramState]:
+        """States in the order of items. An error, or closing the iterator, cancels what is under way."""
+        count = min(THREADS, self._at_once, self._size)
+        shares = [self._at_once // count + (i < self._at_once % count) for i in range(count)]
+        threads = [threading.Thread(target=self._work, args=(share,), name=f"ramet-batch-{i}", daemon=True) for i, share in enumerate(shares)]
+        for thread in threads:
+            thread.start()
+        try:
+            with _progress(self._size) if progress_bar else nullcontext(lambda ended, totals: None) as show:
+                for i in range(self._size):
+                    self._signal.wait_for(lambda i=i: show(self._ended, self._totals) or i in self._results, None, _no_timer)  # type: ignore[misc]
+                    yield self._result(i)
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join(timeout=2.0)  # one that sits in the user's own code ends with it
+
+    def _result(self, i: int) -> ProgramState:
+        state, error = self._results.pop(i)
+        if error is not None and (self._fail_fast or state is None):
+            error.add_note(f"in item {i} of a run_batch of {self._size}")
+            raise error
+        assert state is not None
+        return state
+
+    def _work(self, share: int) -> None:
+        """A thread of the batch: at most `share` programs at once, the next one when one of them ends."""
+        hub, under_way = Hub(), 0
+
+        def ended(_: Task) -> None:
+            nonlocal under_way
+            under_way -= 1
+
+        while True:
+            i = self._take() if under_way < share else None
+            if i is not None:
+                under_way += 1
+                hub.spawn(lambda i=i: self._perform(i), ended)  # type: ignore[misc]
+            elif not under_way:
+                return
+            hub.turn()
+
+    def _take(self) -> int | None:
+        with self._signal.lock:
+            if self._stopped or self._next >= self._size:
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _perform(self, i: int) -> None:
+        state, error = None, None
+        try:
+            state, body = self._prepare(i)
+            with self._signal.lock:
+                self._running[i] = state
+                stopped = self._stopped
+            if stopped:
+                state.run.stop()
+            body()
+        except BaseException as exc:  # delivered at the item's index
+            error = exc
+        with self._signal.lock:
+            self._running.pop(i, None)
+            self._results[i] = state, error
+            self._ended += 1
+            if state is not None:
+                for key in self._totals:
+                    self._totals[key] += state.run.totals[key]
+        self._signal.notify()
+
+    def _stop(self) -> None:
+        with self._signal.lock:
+            self._stopped = True
+            running = list(self._running.values())
+        for state in running:
+            state.run.stop(CancelledError("the batch was ended"))
+
+
+@contextmanager
+def _progress(size: int) -> Iterator[Callable[[int, Mapping[str, int]], None]]:
+    """A bar with the rate of programs and of tokens, and the share of prompt tokens found cached."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("programs"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    start = time.monotonic()
+    with Progress(*columns) as bar:
+        task = bar.add_task("programs", total=size, rate="")
+
+        def show(ended: int, totals: Mapping[str, int]) -> None:
+            seconds = max(1e-6, time.monotonic() - start)
+            hits = totals["cached_tokens"] / max(1, totals["prompt_tokens"])
+            rate = f"{ended / seconds:.1f}/s, {totals['completion_tokens'] / seconds:.0f} tokens/s, {hits:.0%} of prompt tokens cached"
+            bar.update(task, completed=ended, rate=rate)
+
+        yield show
+
+
+def _no_timer(wake: Callable[[], None], delay: float) -> None:
+    """These waits have no deadline."""
+
+
+def _arguments(program: Program, item: Any, index: int) -> dict[str, Any]:
+    """The item as keyword arguments. Raises RequestError if it does not fit the program."""
+    if isinstance(item, Mapping):
+        return dict(item)
+    if not isinstance(item, (tuple, list)):
+        raise RequestError(f"item {index} of batch_kwargs: a dict or tuple of arguments is needed, not {item!r}", field="batch_kwargs")
+    names = [name for name in program.arg_names if name not in program.bound]
+    if len(item) > len(names):
+        raise RequestError(f"item {index} of batch_kwargs: {len(item)} arguments for {', '.join(names) or 'none'}", field="batch_kwargs")
+    return dict(zip(names, item))

@@ -1,0 +1,134 @@
+"""One run of a program: what all its branches share, and how it ends."""
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from ..runtime.errors import CancelledError, DeadlineError
+from . import ir
+from .backends.base import Backend
+from .branch import Branch
+from .chat_template import ChatFormat
+from .waiting import Signal
+
+_inside: ContextVar[Run | None] = ContextVar("ramet_run", default=None)  # whose body is running here
+COUNTED = ("prompt_tokens", "cached_tokens", "forced_tokens", "completion_tokens")
+
+
+class Run:
+    """Backend, defaults and fate of one run. `streams`: its text is read by others while its body runs."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        chat: ChatFormat,
+        defaults: Mapping[str, Any] = ir.NOTHING,
+        logprobs: ir.Logprobs = ir.Logprobs(),
+        *,
+        timeout: float | None = None,
+        streams: bool = False,
+        inline: bool = False,
+        spec_tokens: int | None = None,
+    ) -> None:
+        self.backend, self.chat, self.defaults, self.logprobs = backend, chat, defaults, logprobs
+        self.streams, self.inline, self.spec_tokens = streams, inline, spec_tokens
+        self.signal = Signal()
+        self.stopped: BaseException | None = None  # why no more work is taken
+        self.ended = False  # the body has returned or raised
+        self.loop: asyncio.AbstractEventLoop | None = None  # that the body runs on, if it does
+        self._starter = threading.get_ident()
+        self.totals = dict.fromkeys(("requests", *COUNTED), 0)
+        self._busy: dict[Branch, int] = {}
+        self._failed: list[Branch] = []
+        self._id, self._count = uuid.uuid4().hex[:16], itertools.count()
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.root = Branch(self)
+        if timeout is not None:
+            backend.defer(lambda: self.stop(DeadlineError(f"the run took longer than its timeout of {timeout} s")), timeout)
+
+    # ---- asked by branches ----
+
+    def next_rid(self) -> str:
+        return f"{self._id}-{next(self._count)}"
+
+    def remaining(self, timeout: float | None) -> float | None:
+        """Seconds that a request may take: its own timeout, or what is left of the run's if that is less."""
+        if self._deadline is None:
+            return timeout
+        left = max(0.001, self._deadline - time.monotonic())
+        return left if timeout is None else min(left, timeout)
+
+    def entered(self, branch: Branch) -> None:
+        """The branch has work now. Called with its lock held, as `left` may be; the two count against each other."""
+        self._shift(branch, 1)
+
+    def left(self, branch: Branch) -> None:
+        self._shift(branch, -1)
+        self.signal.notify()
+
+    def failed(self, branch: Branch) -> None:
+        with self.signal.lock:
+            self._failed.append(branch)
+
+    def count(self, metas: Iterable[Mapping[str, Any]]) -> None:
+        with self.signal.lock:
+            self.totals["requests"] += 1
+            for meta in metas:
+                for key in COUNTED:
+                    self.totals[key] += meta.get(key) or 0
+
+    def _shift(self, branch: Branch, by: int) -> None:
+        with self.signal.lock:
+            count = self._busy.pop(branch, 0) + by
+            if count:
+                self._busy[branch] = count
+
+    def watched(self) -> bool:
+        """Whether the caller is who started a streaming run, outside of its body: such a one may wait for the body."""
+        return self.streams and threading.get_ident() == self._starter and _inside.get() is not self and self.loop is None
+
+    def blocks_loop(self) -> bool:
+        """Whether waiting here would keep the body from going on: it runs on this thread's event loop."""
+        return self.loop is not None and threading.get_ident() == self._starter and _inside.get() is not self
+
+    # ---- its end ----
+
+    def perform(self, body: Callable[[], Any]) -> Any:
+        """Runs the body to its end, with all branches; raises what went wrong, the body's own error first."""
+        token = _inside.set(self)
+        try:
+            value = body()
+            self.signal.wait_for(lambda: not self._busy, None, self.backend.defer)
+        except BaseException as exc:
+            self.stop(exc)
+            raise
+        finally:
+            _inside.reset(token)
+            self.ended = True
+            self.root._announce()
+        self._raise_unseen()
+        return value
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Takes no more work and ends what is under way with `error`."""
+        if self.ended and not self._busy:
+            return
+        error = error or CancelledError("the run was cancelled")
+        with self.signal.lock:
+            self.stopped = self.stopped or error
+            busy = list(self._busy)
+        for branch in busy:
+            branch.cancel(error)
+        self.root.fail(error)
+
+    def _raise_unseen(self) -> None:
+        self.root.raise_error()
+        for branch in self._failed:
+            if not branch.observed:
+                branch.raise_error()

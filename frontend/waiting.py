@@ -1,0 +1,223 @@
+"""Waiting without polling, for three kinds of readers: a thread, a greenlet of a batch, a coroutine.
+
+A reader that finds its value missing leaves a *waker*, a function that is called once something changed, and looks
+again. In a plain thread waiting blocks the thread. Inside a `Task` - a program's body as a greenlet - it switches to
+whoever runs the task, so that one thread carries as many programs as fit in memory; `Hub` is such a runner, and an
+asyncio event loop another one.
+"""
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+Waker = Callable[[], None]
+Timer = Callable[[Waker, float], None]  # calls the waker after so many seconds
+
+_current = threading.local()  # .task: the Task that this thread is running right now
+
+
+class Signal:
+    """Something changed: whoever waits looks again. The lock also guards the state that is looked at."""
+
+    __slots__ = ("lock", "_wakers")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._wakers: list[Waker] = []
+
+    def notify(self) -> None:
+        """Wakes all who wait. Not to be called with the lock held."""
+        with self.lock:
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    def wait_for(self, ready: Callable[[], Any], deadline: float | None, timer: Timer) -> bool:
+        """Waits until `ready()`, at most until `deadline` (time.monotonic). Returns whether it is."""
+        task: Task | None = getattr(_current, "task", None)
+        while not ready():
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return False
+            sleep, wake = task.sleeper() if task is not None else _thread_sleeper()
+            with self.lock:
+                self._wakers.append(wake)
+            if ready():  # it came between the two looks
+                return True
+            if task is not None and remaining is not None:
+                timer(wake, remaining)
+            sleep(-1.0 if remaining is None else remaining)
+        return True
+
+    async def wait_for_async(self, ready: Callable[[], Any], deadline: float | None) -> bool:
+        """As `wait_for`, without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        while not ready():
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return False
+            changed = asyncio.Event()
+
+            def wake(changed: asyncio.Event = changed) -> None:
+                try:
+                    loop.call_soon_threadsafe(changed.set)
+                except RuntimeError:  # the loop is closed, so nobody waits
+                    pass
+
+            with self.lock:
+                self._wakers.append(wake)
+            if ready():
+                return True
+            try:
+                await asyncio.wait_for(changed.wait(), remaining)
+            except TimeoutError:
+                pass
+        return True
+
+
+def _thread_sleeper() -> tuple[Callable[[float], Any], Waker]:
+    gate = threading.Lock()
+    gate.acquire()
+
+    def wake() -> None:
+        try:
+            gate.release()
+        except RuntimeError:  # woken twice
+            pass
+
+    return lambda timeout: gate.acquire(timeout=timeout), wake
+
+
+class Task:
+    """A function that runs as a greenlet and gives its thread away while it waits.
+
+    `schedule` arranges that `resume` is called soon on the thread that runs the task. `done` is called at its end.
+    """
+
+    def __init__(self, function: Callable[[], Any], schedule: Callable[[Task], None], done: Callable[[Task], None]) -> None:
+        from greenlet import greenlet
+
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._schedule, self._done = schedule, done
+        self._asleep = 0  # which sleep it is in; a waker of an earlier one does nothing
+        self._sleeps = 0
+        self._lock = threading.Lock()
+        self._greenlet = greenlet(lambda: self._run(function))
+        self._greenlet.gr_context = contextvars.copy_context()
+
+    def resume(self) -> None:
+        """Goes on with the function, until it waits again or ends."""
+        from greenlet import getcurrent
+
+        outer = getattr(_current, "task", None)
+        _current.task = self
+        self._greenlet.parent = getcurrent()
+        try:
+            self._greenlet.switch()
+        finally:
+            _current.task = outer
+        if self._greenlet.dead:
+            self._done(self)
+
+    def sleeper(self) -> tuple[Callable[[float], Any], Waker]:
+        self._sleeps += 1
+        number = self._sleeps
+        woken = False
+
+        def wake() -> None:
+            nonlocal woken
+            with self._lock:
+                first, woken = not woken, True
+                asleep = self._asleep == number
+                if first and asleep:
+                    self._asleep = 0
+            if first and asleep:
+                self._schedule(self)
+
+        def sleep(_: float) -> None:
+            with self._lock:
+                if woken:
+                    return
+                self._asleep = number
+            self._greenlet.parent.switch()
+
+        return sleep, wake
+
+    def _run(self, function: Callable[[], Any]) -> None:
+        try:
+            self.result = function()
+        except BaseException as exc:  # handed to whoever asked for the task
+            self.error = exc
+
+
+class Hub:
+    """Runs tasks on the calling thread: one at a time, each until it waits."""
+
+    def __init__(self) -> None:
+        self._ready: SimpleQueue[Task | None] = SimpleQueue()
+
+    def spawn(self, function: Callable[[], Any], done: Callable[[Task], None]) -> None:
+        self._ready.put(Task(function, self._ready.put, done))
+
+    def poke(self) -> None:
+        """Makes `turn` return."""
+        self._ready.put(None)
+
+    def turn(self) -> None:
+        """Waits for a task that can go on and lets it go on."""
+        task = self._ready.get()
+        if task is not None:
+            task.resume()
+
+
+def run_all(functions: list[Callable[[], Any]]) -> list[Task]:
+    """Runs functions side by side as tasks of the calling thread and returns them ended, in order."""
+    outer: Task | None = getattr(_current, "task", None)
+    if outer is not None:
+        return _run_beside(outer, functions)
+    hub, left, tasks = Hub(), len(functions), []
+
+    def done(_: Task) -> None:
+        nonlocal left
+        left -= 1
+
+    for function in functions:
+        task = Task(function, hub._ready.put, done)
+        tasks.append(task)
+        hub._ready.put(task)
+    while left:
+        hub.turn()
+    return tasks
+
+
+def _run_beside(outer: Task, functions: list[Callable[[], Any]]) -> list[Task]:
+    """As siblings of `outer`, on whatever runs it."""
+    signal, ended = Signal(), []
+
+    def done(task: Task) -> None:
+        ended.append(task)
+        signal.notify()
+
+    tasks = [Task(function, outer._schedule, done) for function in functions]
+    for task in tasks:
+        outer._schedule(task)
+    signal.wait_for(lambda: len(ended) == len(tasks), None, lambda wake, delay: None)
+    return tasks
+
+
+async def run_async(function: Callable[[], Any]) -> Any:
+    """Runs `function` as a task on the running event loop; cancelling the coroutine raises CancelledError in its next wait."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    task = Task(function, lambda t: loop.call_soon_threadsafe(t.resume), lambda t: ended.done() or ended.set_result(None))
+    task.resume()
+    await ended
+    if task.error is not None:
+        raise task.error
+    return task.result

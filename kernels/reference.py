@@ -56,8 +56,9 @@ class ReferenceKernels:
         half = cos.shape[-1]
         for x in (q, k):
             first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-            x[..., :half] = (first * cos - second * sin).to(x.dtype)
-            x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+            # Both before either is stored: in float32 `first` and `second` are views of x.
+            turned = first * cos - second * sin, second * cos + first * sin
+            x[..., :half], x[..., half : 2 * half] = turned
 
     def store_kv(self, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor) -> None:
         pool_k[slots.long()] = k.to(pool_k.dtype)
@@ -126,6 +127,8 @@ def _merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def open_peer(device: str, dtype: str, threads: int | None) -> ReferenceKernels:
-    """The reference for `get_kernels`. Threads are torch's own (torch.set_num_threads), which belong to the process."""
+    """The reference for `get_kernels`. Threads are torch's own and belong to the process: a number given sets it for all of it."""
+    if threads is not None:
+        torch.set_num_threads(threads)
     chosen = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     return ReferenceKernels("plain torch, exact and 5 to 50 times slower than compiled kernels", chosen)

@@ -133,8 +133,8 @@ void unpack_block(Kind kind, const uint8_t* from, int lane, float* out) {
 }
 
 template <class T> void pack_plain(uint8_t* tile, const T* rows, int inputs, int outputs) {
-  for (int lane = 0; lane < outputs; lane++)
-    for (int k = 0; k < inputs; k++) ((T*)tile)[(size_t)k * 2 * VL + lane] = rows[(size_t)lane * inputs + k];
+  for (int k = 0; k < inputs; k++, tile += 2 * VL * sizeof(T))
+    for (int lane = 0; lane < outputs; lane++) std::memcpy(tile + lane * sizeof(T), rows + (size_t)lane * inputs + k, sizeof(T));
 }
 
 }  // namespace

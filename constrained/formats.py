@@ -1,17 +1,111 @@
-"""The string formats that are enforced, as terms."""
+"""The string formats that are enforced, as terms. A format that is not here is an annotation, as the specification has it.
+
+Each term holds only strings that are valid, and all valid ones but these: leap seconds and the year 0000 in dates and times; quoted local
+parts and address literals in email; names beyond ASCII in idn-hostname and idn-email; groups nested deeper than four in regex.
+"""
 from __future__ import annotations
 
 from functools import lru_cache
 
-from .grammar import Term
+from .grammar import ANY_CHAR, Term, both, rep
 from .regex import from_regex
 
-_SOURCES = {"date": r"\d{4}-\d\d-\d\d"}
-EXACT = frozenset(("date",))
+# RFC 3339, section 5.6
+_YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
+_LEAP = r"(?:(?:\d\d)(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_DURATION_TIME = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
+_DURATION_DATE = r"(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)"
+_DURATION = rf"P(?:\d+W|{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME})"
+
+# RFC 1123, section 2.1, and RFC 5321, section 4.1.2
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_EMAIL = rf"{_ATOM}(?:\.{_ATOM})*@{_HOSTNAME}"
+
+# RFC 3986, appendix A
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_H16 = r"[0-9A-Fa-f]{1,4}"
+_LS32 = rf"(?:{_H16}:{_H16}|{_IPV4})"
+_IPV6 = (
+    rf"(?:(?:{_H16}:){{6}}{_LS32}|::(?:{_H16}:){{5}}{_LS32}|(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}"
+    + "".join(rf"|(?:(?:{_H16}:){{0,{n}}}{_H16})?::{rest}" for n, rest in [
+        (1, rf"(?:{_H16}:){{3}}{_LS32}"), (2, rf"(?:{_H16}:){{2}}{_LS32}"), (3, rf"{_H16}:{_LS32}"), (4, _LS32), (5, _H16), (6, "")])
+    + ")"
+)  # fmt: skip
 
 
-@lru_cache
+def _uri(letters: str, private: str = "") -> tuple[str, str]:
+    """(URI, URI reference), with more `letters` than ASCII's among the unreserved and `private` ones in queries, as RFC 3987 has them."""
+    plain = rf"A-Za-z0-9._~!$&'()*+,;={letters}\-"
+    escaped = "%[0-9A-Fa-f]{2}"
+    char, no_colon = rf"(?:[{plain}:@]|{escaped})", rf"(?:[{plain}@]|{escaped})"
+    authority = (
+        rf"(?:(?:[{plain}:]|{escaped})*@)?(?:\[(?:{_IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]|(?:[{plain}]|{escaped})*)(?::\d*)?"
+    )
+    rooted = rf"//{authority}(?:/{char}*)*|/(?:{char}+(?:/{char}*)*)?"
+    tail = rf"(?:\?(?:[{plain}:@/?{private}]|{escaped})*)?(?:#(?:[{plain}:@/?]|{escaped})*)?"
+    uri = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{rooted}|{char}+(?:/{char}*)*|){tail}"
+    return uri, rf"{uri}|(?:{rooted}|{no_colon}+(?:/{char}*)*|){tail}"
+
+
+_UCSCHAR = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(f"{chr(n << 16)}-{chr((n << 16) + 0xFFFD)}" for n in range(1, 15))
+_IPRIVATE = "\ue000-\uf8ff" + "".join(f"{chr(n << 16)}-{chr((n << 16) + 0xFFFD)}" for n in (15, 16))
+
+# RFC 6901; RFC 6570, section 2
+_POINTER = r"(?:/(?:[^~/]|~[01])*)*"
+_VARIABLE = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})(?:\.?(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2}))*(?::[1-9]\d{0,3}|\*)?"
+_TEMPLATE = rf"(?:[^\x00-\x20\x7f-\x9f\"'%<>\\^`{{|}}]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+
+
+def _regex(depth: int = 4) -> str:
+    """ECMA-262 patterns, in the form that is an error in no mode, with groups to `depth`."""
+    escape = r"\\(?:[dDwWsSbBtnvfr0^$\\.*+?()\[\]{}|/]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"
+    member = rf"(?:[^\]\\\n\r-]|\\(?:[dDwWsStnvfrb0^$\\.*+?()\[\]{{}}|/-]|x[0-9A-Fa-f]{{2}}|u[0-9A-Fa-f]{{4}}))"
+    ordered = "|".join(rf"{n},[{n}-9]" for n in range(10))
+    quantifier = rf"(?:(?:[*+?]|\{{(?:\d+,?|{ordered}|\d,[1-9]\d)\}})\??)"
+    ascending = "a-z|A-Z|0-9|a-f|A-F|1-9|0-5|a-zA-Z"
+    klass = rf"\[\^?-?(?:{ascending}|{member})*-?\]"
+    inner = ""
+    for _ in range(depth):
+        atom = rf"(?:[^\\^$.*+?()\[\]{{}}|\n\r]|\.|{escape}|{klass}" + (rf"|\((?:\?:)?{inner}\))" if inner else ")")
+        look = rf"|\(\?<?[=!]{inner}\)" if inner else ""
+        inner = rf"(?:{atom}{quantifier}?|[\^$|]{look})*"
+    return inner
+
+
+@lru_cache(maxsize=1)
+def _sources() -> dict[str, str]:
+    uri, reference = _uri("")
+    iri, iri_reference = _uri(_UCSCHAR, _IPRIVATE)
+    return {
+        "date": _DATE, "time": _TIME, "date-time": rf"{_DATE}[Tt]{_TIME}", "duration": _DURATION,
+        "email": _EMAIL, "idn-email": _EMAIL, "hostname": _HOSTNAME, "idn-hostname": _HOSTNAME,
+        "ipv4": _IPV4, "ipv6": _IPV6, "uuid": r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
+        "uri": uri, "uri-reference": reference, "iri": iri, "iri-reference": iri_reference, "uri-template": _TEMPLATE,
+        "json-pointer": _POINTER, "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{_POINTER})", "regex": _regex(),
+    }  # fmt: skip
+
+
+NAMES = frozenset((
+    "date", "time", "date-time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid", "uri",
+    "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+))  # fmt: skip
+"""The formats that are enforced."""
+EXACT = frozenset(("duration", "ipv4", "ipv6", "uuid", "json-pointer", "relative-json-pointer", "uri", "uri-reference", "hostname"))
+"""Those whose term holds every valid string, so that they can be negated."""
+_LONGEST = {"hostname": 253, "idn-hostname": 253}
+
+
+@lru_cache(maxsize=64)
 def term(name: str) -> Term | None:
-    """The strings of a format; None if it is not known."""
-    source = _SOURCES.get(name)
-    return None if source is None else from_regex(source)
+    """The strings of a format; None if it is not enforced."""
+    if name not in NAMES:
+        return None
+    found = from_regex(_sources()[name])
+    return both(found, rep(ANY_CHAR, 0, _LONGEST[name])) if name in _LONGEST else found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineClosedError, RequestError
-from .protocol import Chunk, GenerateRequest, ScoreRequest, Scores
+from .protocol import Chunk, Constraint, ConstraintKind, GenerateRequest, ScoreRequest, Scores
 from .request import Request
 from .scoring import ScoreCollector, score_requests
 
@@ -73,6 +73,10 @@ class EngineLoop:
     def abort(self, rid: str) -> None:
         """Ends a request (or a score); its last chunk has a CancelledError. An unknown rid is ignored."""
         self._post(lambda: self._abort(rid))
+
+    def compile(self, kind: ConstraintKind, source: str, whitespace: str = "json") -> None:
+        """Compiles a constraint ahead of its requests; the compiler keeps it. Raises ConstraintError. Takes its time on the caller's thread."""
+        self.engine.door.grammar(Constraint(kind, source, whitespace))
 
     def flush_cache(self) -> bool:
         """Drops all cached KV; False while requests run."""

@@ -80,11 +80,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt text of a chat, by the model's own template. Raises RequestError (field "messages")."""
-        template = self._templates.get("tool_use") if tools else None
-        template = template or self.chat_template
+        """The prompt text of a chat, by the model's own template unless another is given. Raises RequestError (field "messages")."""
+        template = template or (self._templates.get("tool_use") if tools else None) or self.chat_template
         if template is None:
             raise UnsupportedError("this model has no chat template; open it with chat_template=...", field="messages")
         return chat.render(

@@ -14,6 +14,8 @@ from .service import Service, Shown
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>\n", "\n</tool_call>"
 
+RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tools", "template", "documents"}
+
 TOOL_PROMPT = """You may call functions to help with the user's request. The functions, one JSON object a line:
 <tools>
 {tools}
@@ -111,36 +113,34 @@ def with_tool_prompt(messages: list[dict[str, Any]], tools: list[Tool]) -> list[
 
 def chat_ids(service: Service, body: Any, tools: list[Tool]) -> tuple[int, ...]:
     """The prompt of a chat body, ready for the assistant's words. Runs on a thread. Raises RequestError."""
-    return tuple(service.tokenizer.encode(chat_text(service, body, tools), add_special=False))
+    messages, options = _rendering(service, body, tools)
+    return tuple(service.tokenizer.encode_chat(messages, **options))
 
 
 def chat_text(service: Service, body: Any, tools: list[Tool]) -> str:
-    template = service.chat_template
+    """The same as text."""
+    messages, options = _rendering(service, body, tools)
+    return service.tokenizer.render_chat(messages, **options)
+
+
+def _rendering(service: Service, body: Any, tools: list[Tool]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages and options for the tokenizer's chat methods."""
     if body.chat_template is not None and not service.config.allow_request_templates:
         raise RequestError("chat_template: this server does not take templates from requests (--allow-request-templates)", field="chat_template")
-    native = CALL_OPEN.strip() in (body.chat_template or template)
+    native = CALL_OPEN.strip() in (body.chat_template or service.chat_template)
     messages = template_messages(body.messages, native_tools=native)
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if reserved := options.keys() & {"messages", "add_generation_prompt", "tools", "chat_template"}:
+    if reserved := options.keys() & RESERVED:
         raise RequestError(f"chat_template_kwargs.{min(reserved)} is set by the server", field="chat_template_kwargs")
     if body.chat_template is not None:
-        options["chat_template"] = body.chat_template
+        options["template"] = body.chat_template
     if tools and native:
         options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     elif tools:
         messages = with_tool_prompt(messages, tools)
-    ending = ""
+    options["add_generation_prompt"] = not body.continue_final_message
     if body.continue_final_message:
         if messages[-1]["role"] != "assistant":
             raise RequestError("continue_final_message: the last message is not the assistant's", field="continue_final_message")
-        ending = messages.pop()["content"]
-    try:
-        text = service.tokenizer.render_chat(messages, add_generation_prompt=True, **options)
-    except RequestError:
-        raise
-    except Exception as error:  # the template's own refusals, such as roles that must alternate
-        raise RequestError(f"messages: the chat template refused them: {error}", field="messages") from error
-    if text is None:
-        raise RequestError("messages: this model has no chat template; use /v1/completions, or start the server with --chat-template",
-                           field="messages")
-    return text + ending
+        options["continue_final_message"] = True
+    return messages, options

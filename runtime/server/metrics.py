@@ -1,10 +1,11 @@
 """Prometheus metrics, one registry a server: `ramet:` and the nouns that SGLang's dashboards use."""
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..errors import CancelledError
@@ -13,26 +14,32 @@ from ..protocol import Chunk, GenerateRequest, Usage
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# name in the engine's stats -> metric, its text; "_total" ones are counters
+# path in the engine's stats -> metric and its text; names that end in "_total" are counters
 FROM_STATS = {
     "running": ("num_running_reqs", "Requests that are computed"),
     "waiting": ("num_queue_reqs", "Requests that wait"),
-    "used_tokens": ("num_used_tokens", "KV slots in use by requests and by the tree"),
-    "protected_tokens": ("kv_protected_tokens", "KV slots that running requests hold"),
-    "evictable_tokens": ("kv_evictable_tokens", "KV slots of the tree that may be evicted"),
-    "free_tokens": ("kv_available_tokens", "KV slots that are free"),
-    "pool_tokens": ("max_total_num_tokens", "KV slots of the pool"),
-    "token_usage": ("token_usage", "Used share of the pool"),
-    "cache_hit_rate": ("cache_hit_rate", "Prompt tokens found in the tree, of those asked for"),
-    "gen_throughput": ("gen_throughput", "Tokens a second, lately"),
     "steps": ("num_steps_total", "Forward passes"),
+    "computed_tokens": ("computed_tokens_total", "Rows of all forward passes"),
+    "pool.slots": ("max_total_num_tokens", "KV slots of the pool"),
+    "pool.free": ("kv_available_tokens", "KV slots that are free"),
+    "pool.cached": ("kv_cached_tokens", "KV slots that the tree holds"),
+    "pool.evictable": ("kv_evictable_tokens", "KV slots of the tree that may be evicted"),
+    "tree_nodes": ("radix_tree_nodes", "Nodes of the tree"),
     "evicted_tokens": ("evicted_tokens_total", "KV slots evicted"),
     "retractions": ("num_retracted_requests_total", "Requests taken back to the queue"),
-    "grammars_compiled": ("num_grammar_total", "Grammars asked for"),
-    "grammar_cache_hits": ("num_grammar_cache_hit_total", "Grammars found compiled"),
-    "grammar_compile_seconds": ("grammar_compilation_time_seconds_total", "Seconds spent compiling grammars"),
-    "grammar_cache_bytes": ("grammar_cache_bytes", "Bytes that compiled grammars take"),
+    "grammars.compiled": ("num_grammar_total", "Grammars compiled"),
+    "grammars.hits": ("num_grammar_cache_hit_total", "Grammars found compiled"),
+    "grammars.seconds": ("grammar_compilation_time_seconds_total", "Seconds spent compiling grammars"),
+    "grammars.bytes": ("grammar_cache_bytes", "Bytes that compiled grammars take"),
 }
+
+
+def lookup(stats: dict[str, Any], path: str) -> float | None:
+    """A number of nested stats; None when it is not there."""
+    value: Any = stats
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, (int, float)) else None
 
 
 class Metrics:
@@ -60,6 +67,8 @@ class Metrics:
         self.requests = counter("num_requests_total", "Outputs that ended, by reason", "finish_reason")
         self.aborted = counter("num_aborted_requests_total", "Outputs aborted")
         self.http = counter("http_requests_total", "HTTP requests answered", "method", "path", "status")
+        self.hit_rate = Gauge("ramet:cache_hit_rate", "Prompt tokens found in the tree, of those of the last 1000 requests", registry=self.registry)
+        self._recent: deque[Usage] = deque(maxlen=1000)
         self.registry.register(_FromStats(stats))
 
     def observe(self, request: GenerateRequest, chunk: Chunk) -> None:
@@ -86,22 +95,32 @@ class Metrics:
             self.prompt.inc(usage.prompt_tokens)
             self.cached.inc(usage.cached_tokens)
             self.prompt_length.observe(usage.prompt_tokens)
+            self._recent.append(usage)
         self.generated.inc(usage.completion_tokens)
         self.forced.inc(usage.forced_tokens)
         self.output_length.observe(usage.completion_tokens)
 
+    def recent_hit_rate(self) -> float:
+        asked = sum(usage.prompt_tokens for usage in self._recent)
+        return sum(usage.cached_tokens for usage in self._recent) / asked if asked else 0.0
+
     def text(self) -> bytes:
+        self.hit_rate.set(self.recent_hit_rate())
         return generate_latest(self.registry)
 
 
 class _FromStats:
+    """Reads the engine's latest stats when the registry is read."""
+
     def __init__(self, stats: Callable[[], dict[str, Any]]) -> None:
         self.stats = stats
 
     def collect(self) -> Iterator[Metric]:
         stats = self.stats()
-        for key, (name, text) in FROM_STATS.items():
-            value = stats.get(key)
-            if isinstance(value, (int, float)):
-                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                yield kind(f"ramet:{name}", text, value=value)
+        for path, (name, text) in FROM_STATS.items():
+            if (value := lookup(stats, path)) is not None:
+                yield (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(f"ramet:{name}", text, value=value)
+        slots, free = lookup(stats, "pool.slots"), lookup(stats, "pool.free")
+        if slots and free is not None:
+            yield GaugeMetricFamily("ramet:num_used_tokens", "KV slots in use", value=slots - free)
+            yield GaugeMetricFamily("ramet:token_usage", "Used share of the pool", value=1 - free / slots)

@@ -15,7 +15,7 @@ from ..errors import RequestError, UnsupportedError
 from ..protocol import Constraint, FinishReason, GenerateRequest, SamplingParams, ScoreRequest, TokenLogprob
 from . import wire
 from .answers import DONE, EventStream, HttpError, Json, answer, describe, event
-from .service import Output, Service, checked_rid, finite, new_id, split_ids, token_text
+from .service import Output, Service, checked_rid, finite, new_id, split_ids
 from .wire import Wire
 
 Number = float | int
@@ -267,7 +267,7 @@ class Shaper:
         return [self._item(value, token) for token, value in item.top] or None
 
     def _item(self, logprob: float | None, token: int) -> list[Any]:
-        return [finite(logprob), token, token_text(self.tokenizer, token) if self.with_text else None]
+        return [finite(logprob), token, self.tokenizer.token_text(token) if self.with_text else None]
 
 
 def finish_reason(finish: FinishReason) -> dict[str, Any]:
@@ -315,7 +315,7 @@ async def run_batch(service: Service, batch: Batch) -> Any:
 
 
 async def _add_prompt_ids(service: Service, request: GenerateRequest, results: list[dict[str, Any]]) -> None:
-    ids = await service.in_thread(service.tokenizer.encode, request.prompt) if isinstance(request.prompt, str) else request.prompt
+    ids = await service.in_thread(service.tokenizer.encode, request.prompt, add_special=True) if isinstance(request.prompt, str) else request.prompt
     for result in results:
         result["prompt_token_ids"] = list(ids)
 
@@ -467,7 +467,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/health_generate")
     async def health_generate(request: Request) -> Response:
         async def run() -> Any:
-            ids = await service.in_thread(service.tokenizer.encode, "a")
+            ids = await service.in_thread(service.tokenizer.encode, "a", add_special=True)
             probe = GenerateRequest(new_id("health-"), tuple(ids), SamplingParams(max_new_tokens=1, temperature=0.0), deadline=20.0)
             await service.run(probe)
             return {"status": "ok"}

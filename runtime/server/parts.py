@@ -24,6 +24,8 @@ class Loop(Protocol):
 
     def abort(self, rid: str) -> None: ...
 
+    def compile(self, kind: Any, source: str, whitespace: str = "json") -> None: ...
+
     def flush_cache(self) -> bool: ...
 
     def server_info(self) -> dict[str, Any]: ...
@@ -38,15 +40,22 @@ class Loop(Protocol):
 class Text(Protocol):
     """The tokenizer, as `runtime.tokenizer.Tokenizer` is one. Used from several threads."""
 
+    vocab_size: int
     eos_ids: Any
 
-    def encode(self, text: str, *, add_special: bool = True) -> Sequence[int]: ...
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special: bool = False) -> Sequence[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def token_text(self, token_id: int) -> str: ...
+
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str: ...
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Sequence[int]: ...
 
 
 def open_loop(config: EngineConfig) -> Loop:
@@ -56,9 +65,10 @@ def open_loop(config: EngineConfig) -> Loop:
 
 
 def open_tokenizer(config: EngineConfig) -> Text:
-    from ..tokenizer import Tokenizer
+    from ..hub import resolve
+    from ..tokenizer_files import load_tokenizer
 
-    return Tokenizer.open(config)
+    return load_tokenizer(resolve(config.model_path), config)
 
 
 def factory(name: str) -> Any:

@@ -48,13 +48,15 @@ class Output:
 class Service:
     """One server's parts. `draining` is set at SIGTERM: what runs may end, nothing new begins."""
 
-    def __init__(self, config: ServerConfig, tokenizer: Text) -> None:
+    tokenizer: Text  # set when it is open, before the first request
+
+    def __init__(self, config: ServerConfig) -> None:
         engine = config.engine
         self.config = config
-        self.tokenizer = tokenizer
         self.client = EngineClient(max_open=engine.max_running_requests + engine.max_queued_requests, observe=self._observe)
         self.metrics = Metrics(lambda: self.client.stats)
         self.draining = False
+        self.sessions: Any = None  # set by the routes that serve them
         self._threads = ThreadPoolExecutor(2, "text")
 
     def _observe(self, request: GenerateRequest, chunk: Chunk) -> None:
@@ -73,9 +75,13 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*arguments, **named))
 
     @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
     def chat_template(self) -> str:
         """The Jinja text of the model's own template; "" when it has none."""
-        return getattr(self.tokenizer, "chat_template", None) or ""
+        return self.tokenizer.chat_template or ""
 
     async def check_constraint(self, constraint: Constraint) -> None:
         """Compiles a constraint in the engine, which keeps it. Raises ConstraintError."""
@@ -121,10 +127,6 @@ def finite(value: float | None) -> float | None:
     return value if value is None or math.isfinite(value) else -9999.0
 
 
-def token_text(tokenizer: Text, token_id: int) -> str:
-    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
-
 class Shown:
     """Which tokens are part of the text that is shown: those that start before its end.
 
@@ -153,17 +155,19 @@ def state_ids(tokenizer: Text, output: Output) -> list[int]:
     """The ids that continue a program's state: those generated, without the tokens of a trimmed stop or end of text.
 
     A token that straddles the cut is replaced by the encoding of the part of it that is shown."""
-    kept: list[int] = []
     text = output.text.encode()
-    place = 0
-    for token in output.token_ids:
+    kept, place = 0, 0  # ids, and the bytes they stand for
+    for count, token in enumerate(output.token_ids, 1):
         piece = tokenizer.token_bytes(token)
-        if not piece or text[place : place + len(piece)] != piece:
+        if text[place : place + len(piece)] != piece:
             break
-        kept.append(token)
-        place += len(piece)
+        if piece:
+            kept, place = count, place + len(piece)
     rest = text[place:].decode("utf-8", "ignore")
-    return kept + (list(tokenizer.encode(rest, add_special=False)) if rest else [])
+    ids = output.token_ids[:kept]
+    if rest and not rest.strip("\ufffd"):  # the output ends inside a character: no text can give its ids back
+        return ids + [token for token in output.token_ids[kept:] if token not in tokenizer.eos_ids]
+    return ids + (list(tokenizer.encode(rest, add_special=False)) if rest else [])
 
 
 def split_ids(sequence: Sequence[Any]) -> bool:

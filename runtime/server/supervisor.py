@@ -55,7 +55,7 @@ class Supervisor:
         started = await self.client.attach(self._endpoints)
         environment = {name: value for name, value in os.environ.items() if name != "RAMET_API_KEY"}
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ramet.runtime.server.worker", stdin=asyncio.subprocess.PIPE, stdout=sys.stderr.fileno(), env=environment)
+            sys.executable, "-m", "ramet.runtime.server.worker", stdin=asyncio.subprocess.PIPE, stdout=2, env=environment)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(self.make_spec(self._endpoints)) + b"\n")
         exited = asyncio.ensure_future(self.process.wait())

@@ -1,7 +1,7 @@
 """The engine process: `python -m ramet.runtime.server.worker`, started by the HTTP process with a `Spec` on its stdin.
 
 Threads: the main one reads frames; two small lanes run `submit` (encoding, and compiling grammars, apart, so that a slow
-grammar never holds up a plain prompt); the engine steps on its own thread; one thread sends; one beats; one waits for the end
+grammar never holds up a plain prompt); the engine steps on its own thread; one thread sends; one beats; one reads the engine's numbers; one waits for the end
 of stdin, which is the parent's death, and leaves then, so that no worker is ever orphaned.
 """
 from __future__ import annotations
@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -52,6 +53,7 @@ class Worker:
         self.pending: dict[str, bool] = {}  # rid being submitted -> was it aborted meanwhile
         self.lock = threading.Lock()
         self.lanes = {kind: ThreadPoolExecutor(2, f"submit-{kind}") for kind in ("plain", "constrained")}
+        self.stats: dict[str, Any] = {}
         self.sender = threading.Thread(target=self._send, name="sender", daemon=True)
 
     def run(self) -> int:
@@ -67,7 +69,8 @@ class Worker:
                 log.exception("the engine could not be opened")
             return self._leave(1, ipc.Failed(f"{error}" if isinstance(error, RametError) else f"{type(error).__name__}: {error}"))
         self.out.put(ipc.Ready(os.getpid(), info))
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        for task in (self._beat, self._watch):
+            threading.Thread(target=task, name=task.__name__.strip("_"), daemon=True).start()
         reader = ipc.Reader(ipc.ToWorker)
         while True:
             frame = reader.read(source.recv_multipart())
@@ -137,18 +140,23 @@ class Worker:
             self.out.put(ipc.Answer(call.number, error=error))
 
     def _beat(self) -> None:
-        wait = threading.Event()
+        """A long step does not stop the beat: it goes out with the stats there are."""
+        while True:
+            self.out.put(ipc.Beat(self.stats))
+            time.sleep(BEAT)
+
+    def _watch(self) -> None:
+        """Reads the engine's stats, which may wait for a step to end; leaves when the engine has died."""
         while True:
             try:
-                self.out.put(ipc.Beat(self.loop.stats()))
+                self.stats = self.loop.stats()
             except EngineClosedError as error:
                 log.error("the engine died: %s", error)
                 self._leave(1)
                 os._exit(1)
             except Exception:
                 log.exception("stats failed")
-                self.out.put(ipc.Beat({}))
-            wait.wait(BEAT)
+            time.sleep(BEAT)
 
     def _leave(self, status: int, *frames: Any) -> int:
         """Sends what is queued, waits until it is on its way, and gives back the status."""

@@ -1,0 +1,18 @@
+"""Fixtures that several folders share. Models are pulled once, by the same code that users run."""
+import pytest
+
+from ramet.runtime.hub import ModelFiles, resolve
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> ModelFiles:
+    """The files of the default model."""
+    return resolve("smollm2-135m", progress=False)
+
+
+@pytest.fixture(scope="session")
+def reference_model(embedded_model):
+    """The default model in transformers, float32."""
+    from oracle import llama_from_gguf
+
+    return llama_from_gguf(embedded_model.gguf)

@@ -1,0 +1,148 @@
+"""Every family against transformers on the same random weights, and the default model on its real ones."""
+import json
+
+import pytest
+import torch
+import transformers
+from passes import logits
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from ramet.runtime.config import EngineConfig
+from ramet.runtime.errors import ConfigError, CorruptModelError, UnknownArchitectureError, UnsupportedError
+from ramet.runtime.hub import resolve
+from ramet.runtime.models.config import ModelConfig
+from ramet.runtime.weights import load_model
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+THETA = {"rope_theta": 10000.0}
+FAMILIES = {
+    "llama tied": LlamaConfig(**TINY, tie_word_embeddings=True),
+    "llama untied, biased": LlamaConfig(**TINY, attention_bias=True, mlp_bias=True),
+    "llama, one KV head, wide heads": LlamaConfig(**{**TINY, "num_key_value_heads": 1}, head_dim=32, rms_norm_eps=1e-5),
+    "llama, linear rope": LlamaConfig(**TINY, rope_parameters={**THETA, "rope_type": "linear", "factor": 4.0}),
+    "llama 3": LlamaConfig(
+        **TINY,
+        rope_parameters={
+            "rope_theta": 500000.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama, yarn": LlamaConfig(**TINY, rope_parameters={**THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+    "mistral": MistralConfig(**TINY, sliding_window=None),
+    "qwen2": Qwen2Config(**TINY),
+    "qwen2 tied": Qwen2Config(**TINY, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**TINY, head_dim=24),
+}
+
+
+def save(config, folder, **options):
+    """A random model of `config` in `folder`; biases and norms are random too, which transformers would leave at 0 and 1."""
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.data = torch.rand_like(parameter) + (0.5 if "norm" in name else -0.5)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def edit(path, **changes):
+    values = json.loads(path.read_text())
+    values.update(changes)
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_equals_transformers(name, tmp_path):
+    model = save(FAMILIES[name], tmp_path)
+    loaded = load_model(resolve(tmp_path), EngineConfig())
+    sequences = [torch.randint(0, 97, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (1, 17, 150)]
+    for ids, ours in zip(sequences, logits(loaded, sequences), strict=True):
+        with torch.no_grad():
+            theirs = model(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_sharded_folder_is_the_same_model(tmp_path):
+    model = save(FAMILIES["qwen3"], tmp_path, max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    loaded = load_model(resolve(tmp_path), EngineConfig())
+    with torch.no_grad():
+        theirs = model(torch.tensor([[1, 2, 3]])).logits[0]
+    torch.testing.assert_close(logits(loaded, [[1, 2, 3]])[0], theirs, atol=1e-4, rtol=0)
+
+
+def test_default_model_equals_transformers(embedded_model, reference_model):
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(0, 49152, (n,), generator=generator).tolist() for n in (1, 5, 60)]
+    for dtype in ("auto", "float32"):
+        loaded = load_model(embedded_model, EngineConfig(dtype=dtype))
+        for ids, ours in zip(sequences, logits(loaded, sequences), strict=True):
+            with torch.no_grad():
+                theirs = reference_model(torch.tensor([ids])).logits[0]
+            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
+
+
+def test_old_spelling_of_rope_scaling(tmp_path):
+    """Files written before transformers 5 say rope_theta and rope_scaling."""
+    FAMILIES["llama 3"].save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", architectures=["LlamaForCausalLM"])
+    new = ModelConfig.from_folder(tmp_path)
+    parameters = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    theta = parameters.pop("rope_theta")
+    edit(tmp_path / "config.json", rope_parameters=None, rope_theta=theta, rope_scaling=parameters)
+    assert ModelConfig.from_folder(tmp_path) == new
+
+
+def test_qwen_window_that_is_off_is_no_window(tmp_path):
+    Qwen2Config(**TINY, use_sliding_window=False, sliding_window=32).save_pretrained(tmp_path)
+    assert ModelConfig.from_folder(tmp_path).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, UnknownArchitectureError, "GPT2LMHeadModel.*LlamaForCausalLM, MistralForCausalLM"),
+        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "quantization_config"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, UnsupportedError, "'dynamic'.*known: linear, llama3, yarn"),
+        ({"hidden_size": None}, CorruptModelError, "hidden_size is missing"),
+        ({"num_hidden_layers": 0}, CorruptModelError, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": "two"}, CorruptModelError, "num_hidden_layers is 'two'"),
+        ({"num_key_value_heads": 3}, CorruptModelError, "4 query heads cannot share 3"),
+    ],
+)
+def test_config_that_cannot_be_computed_is_refused(tmp_path, changes, error, words):
+    FAMILIES["llama tied"].save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", **{"architectures": ["LlamaForCausalLM"], **changes})
+    with pytest.raises(error, match=words):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_window_shorter_than_the_context_is_refused(tmp_path):
+    model = save(MistralConfig(**TINY, sliding_window=32), tmp_path)
+    with pytest.raises(UnsupportedError, match="context_length=32 or less"):
+        load_model(resolve(tmp_path), EngineConfig())
+    loaded = load_model(resolve(tmp_path), EngineConfig(context_length=32))
+    ids = list(range(32))
+    with torch.no_grad():
+        torch.testing.assert_close(logits(loaded, [ids])[0], model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=0)
+
+
+def test_context_beyond_the_model_is_refused(tmp_path):
+    save(FAMILIES["llama tied"], tmp_path)
+    with pytest.raises(ConfigError, match="context_length=257: this model knows 256"):
+        load_model(resolve(tmp_path), EngineConfig(context_length=257))
+    assert load_model(resolve(tmp_path), EngineConfig(context_length=9)).weights.rope.cos.shape == (9, 8)

@@ -48,7 +48,7 @@ class Prefix:
     ids: tuple[int, ...] = ()
     pending: str = ""  # text at the end that has no ids yet
     text: str = ""
-    began: str | None = None  # how: with "text" (the tokenizer may put its beginning-of-text before it) or with "chat"
+    began: str | None = None  # how: with "text" or with "chat", whose template may open a conversation in its own way
     messages: tuple[dict[str, Any], ...] = ()
     role: str | None = None  # of the message that is open
     message: str = ""  # what it holds so far

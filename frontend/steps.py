@@ -154,9 +154,9 @@ def settle(branch: Branch) -> tuple[int, ...]:
 
 
 def tokens(branch: Branch, text: str) -> list[int]:
-    """Ids of `text` after the branch's ids. The first of a plain text gets what the tokenizer puts before a text."""
+    """Ids of `text` after the branch's ids. The first of all get what the tokenizer puts before a text, never a second BOS."""
     backend = branch.run.backend
-    first = not branch.ids and branch.began != "chat"
+    first = not branch.ids
     ids = backend.encode(text, add_special=first)
     bos = backend.bos_id
     return ids[1:] if first and bos is not None and ids[:2] == [bos, bos] else ids

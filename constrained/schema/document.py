@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -9,6 +10,7 @@ from ..errors import GrammarError, LimitError
 from .checks import CHECKS, DATA, IN_PLACE, MAPS, REFERENCES
 
 MAX_SCHEMAS = 100_000
+OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3467]/")
 
 FALSE = 1
 """The literal of the schema `false`. `true` is number 0, and its literal 0 is left out of every node."""
@@ -30,6 +32,8 @@ class Document:
         self._embedded_ids = embedded_ids
         self.lenient = lenient
         self.warnings: list[str] = []
+        self._reference_alone = isinstance(root, dict) and OLD_DRAFT.search(str(root.get("$schema"))) is not None
+        self._kept: list[object] = []
         self.schemas: list[dict[Any, Any]] = [{}]
         self.places: list[str] = [""]
         self.numbers: dict[int, int] = {}
@@ -52,7 +56,19 @@ class Document:
             if check := CHECKS.get(keyword):
                 if wrong := check(value):
                     raise GrammarError(f"{keyword!r} at {place or '#'} {wrong}, not {describe(value)}", place=f"{place}/{keyword}")
+        if self._reference_alone and "$ref" in schema and len(schema) > 1:
+            return self._alone(schema, place)
         return self._add(schema, place)
+
+    def _alone(self, schema: dict[str, Any], place: str) -> Literal:
+        """A $ref under a draft that knows nothing beside it (drafts 3 to 7: "all other properties [...] SHALL be ignored")."""
+        ignored = sorted(CHECKS.keys() & schema.keys() - {"$ref"})
+        if ignored:
+            self.warn(f"{', '.join(map(repr, ignored))} beside '$ref' at {place or '#'}: ignored, as the draft that $schema names has it")
+        literal = self._add({"$ref": schema["$ref"]}, place)
+        self.numbers[id(schema)] = literal >> 1
+        self._kept.append(schema)
+        return literal
 
     def made(self, schema: dict[Any, Any], place: str) -> Literal:
         """The literal of a schema that the compiler wrote itself for the one at `place`."""

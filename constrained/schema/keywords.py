@@ -433,10 +433,14 @@ def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
 
 @denies("properties", OBJECT)
 def _(solver: Solver, number: int, kind: int, value: dict[str, Any]) -> Choice:
+    required = solver.document.schemas[number].get("required", ())
     ways: Choice = []
     for name, schema in value.items():
         if literal := solver.child(number, schema, "properties", name):
-            ways.append([solver.made(number, {"required": [name], "properties": {name: Held(literal ^ 1)}})])
+            way: dict[Any, Any] = {"properties": {name: Held(literal ^ 1)}}
+            if name not in required:  # where it is required, its absence violates the schema too: the two ways are one
+                way["required"] = [name]
+            ways.append([solver.made(number, way)])
     return ways
 
 
@@ -449,7 +453,9 @@ def _(solver: Solver, state: State, number: int, value: list[str]) -> None:
 
 @denies("required", OBJECT)
 def _(solver: Solver, number: int, kind: int, value: list[str]) -> Choice:
-    return [[solver.made(number, {"properties": {name: False}})] for name in value]
+    properties = solver.document.schemas[number].get("properties", {})
+    absent = [name for name in value if not solver.child(number, properties.get(name, True), "properties", name)]
+    return [[solver.made(number, {"properties": {name: False}})] for name in absent]
 
 
 @enforces("patternProperties", OBJECT)

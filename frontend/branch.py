@@ -90,6 +90,7 @@ class Branch:
         self.pieces: list[str] = [prefix.text] if prefix.text else []
         self.messages: list[dict[str, Any]] = list(prefix.messages)
         self.message: list[str] = [prefix.message] if prefix.message else []
+        self._held = ""  # white space at the end of a message so far, for templates that strip it
         self.start = prefix
 
     def start_from(self, prefix: Prefix) -> None:
@@ -136,6 +137,19 @@ class Branch:
             self.began = self.began or "text"
             self.pending.append(text)
             self.show(text)
+
+    def _fill(self, text: str) -> None:
+        """Takes in a fill. Where the template strips contents, space at their ends is left out, as it would leave it out."""
+        if self.role is not None and self.run.chat.strips:
+            text = self._held + text if self.message else text.lstrip()
+            body = text.rstrip()
+            self._held, text = text[len(body) :], body
+        self.say(text)
+
+    def _release(self) -> None:
+        """Something follows the last fill, so the space at its end counts."""
+        held, self._held = self._held, ""
+        self.say(held)
 
     def show(self, text: str) -> None:
         self.pieces.append(text)
@@ -245,8 +259,10 @@ class Branch:
             self._drive()
 
     def _execute(self, node: ir.Expr, variable: Variable | None) -> Pending | None:
+        if self._held and not isinstance(node, (ir.Text, ir.RoleEnd)):
+            self._release()
         if isinstance(node, ir.Text):
-            self.say(node.text)
+            self._fill(node.text)
         elif isinstance(node, ir.Gen):
             return begin_generation(self, node, variable)  # type: ignore[arg-type]
         elif isinstance(node, ir.Select):
@@ -281,9 +297,8 @@ class Branch:
             raise ValueError(f"the end of a {role} message, but " + (f"a {self.role} message is open" if self.role else "none is open"))
         suffix = self._around(role, True)[1]
         self.messages.append({"role": role, "content": "".join(self.message)})
-        self.role = None
-        if suffix:
-            self.say(suffix)
+        self.role, self._held = None, ""
+        self.say(suffix)
 
     def _around(self, role: str, generates: bool) -> tuple[str, str]:
         before = tuple(m["role"] for m in self.messages)

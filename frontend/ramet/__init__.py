@@ -26,6 +26,7 @@ _HOMES = {
     "frontend.state": "ProgramState",
     "frontend.fork": "Forks best",
     "frontend.values": "ToolCall",
+    "frontend.tools": "describe",
     "frontend.compile": "compile_func",
     "frontend.choices": (
         "ChoicesDecision ChoicesSamplingMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from .frontend.fork import Forks, best
     from .frontend.program import Program, function
     from .frontend.state import ProgramState
+    from .frontend.tools import describe
     from .frontend.values import ToolCall
     from .runtime.errors import (
         BackendError,

@@ -1,7 +1,8 @@
 """An error anywhere is raised where it is read, at the end of the run, and nothing waits for what cannot come."""
 from __future__ import annotations
 
-import _thread
+import os
+import signal
 import threading
 import time
 import traceback
@@ -282,7 +283,7 @@ def test_cancel_of_a_branch_leaves_the_others(fake):
 
 def test_ctrl_c_cleans_up(fake):
     backend = fake("x", latency=3.0)
-    timer = threading.Timer(0.1, _thread.interrupt_main)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         run(lambda s: s.__iadd__("x" + gen("a")) and s["a"], backend)

@@ -57,13 +57,13 @@ def check(data: dict[str, Any], model: type[M], where: str = "") -> M:
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        raise _refusal(error, model, where) from None
+        raise _refusal(error, model, data, where) from None
 
 
-def _refusal(error: pydantic.ValidationError, model: type[Wire], where: str) -> RequestError:
+def _refusal(error: pydantic.ValidationError, model: type[Wire], data: dict[str, Any], where: str) -> RequestError:
     errors = error.errors(include_url=False, include_context=False)
     first = max(errors, key=lambda item: len(item["loc"]))  # in a union, the branch that got furthest
-    path = _path(first["loc"], model)
+    path = _path(first["loc"], data, missing=first["type"] == "missing")
     message = first["msg"]
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])
@@ -76,18 +76,17 @@ def _refusal(error: pydantic.ValidationError, model: type[Wire], where: str) -> 
     return RequestError(message, field=where + path)
 
 
-def _path(parts: tuple[int | str, ...], model: type[Wire]) -> str:
-    """`messages[0].content` from a location; the labels that pydantic adds for branches of a union are left out."""
+def _path(parts: tuple[int | str, ...], data: Any, *, missing: bool) -> str:
+    """`messages[0].content` from a location in `data`; the labels that pydantic adds for branches of a union are not keys of it."""
     path = ""
     for place, part in enumerate(parts):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif place == 0 or part.isidentifier() and part not in _BRANCHES:
+            data = data[part] if isinstance(data, list) and part < len(data) else None
+        elif isinstance(data, dict) and (part in data or missing and place == len(parts) - 1):
             path += f".{part}" if path else part
+            data = data.get(part)
     return path
-
-
-_BRANCHES = {"str", "int", "float", "bool", "list", "dict", "none", "system", "user", "assistant", "tool", "developer", "function"}
 
 
 def schema(model: type[Wire]) -> dict[str, Any]:

@@ -238,8 +238,10 @@ inline vi total(vi acc) { return (vi)_mm512_madd_epi16((__m512i)acc, _mm512_set1
 inline vi total(vi acc, vi scale) { return (vi)_mm512_madd_epi16((__m512i)acc, (__m512i)scale); }
 inline vi pair(vi scale) { return (scale & 0xffff) | scale << 16; }
 #elif defined(__AVX2__)
+// Keeps a sum in its register: compilers would add the products up as a tree, and run out of registers for its branches.
+inline __m256i held(__m256i sum) { asm("" : "+x"(sum)); return sum; }
 inline vi dot_small(vi acc, vi w, vi x) {
-  return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+  return (vi)held(_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x)));
 }
 inline vi total(vi acc) { return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)); }
 inline vi total(vi acc, vi scale) { return (vi)_mm256_madd_epi16((__m256i)acc, (__m256i)scale); }
@@ -281,7 +283,7 @@ inline vi dot_wide(vi acc, Wide w, vi x) { return acc + total((vi)_mm512_maddubs
 inline Wide wide_weight(vi w) { return {w, (vi)_mm256_abs_epi8((__m256i)w)}; }
 inline vi wide_start(int32_t) { return vi{}; }
 inline vi dot_wide(vi acc, Wide w, vi x) {
-  return acc + total((vi)_mm256_maddubs_epi16((__m256i)w.size, _mm256_sign_epi8((__m256i)x, (__m256i)w.w)));
+  return (vi)held((__m256i)(acc + total((vi)_mm256_maddubs_epi16((__m256i)w.size, _mm256_sign_epi8((__m256i)x, (__m256i)w.w)))));
 }
 #else
 inline Wide wide_weight(vi w) { return {w, w}; }
@@ -303,7 +305,7 @@ inline vi dot_six(vi acc, Wide w, vi x) {
 }
 #elif defined(__AVX2__)
 inline vi dot_six(vi acc, Wide w, vi x) {
-  return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w.size, _mm256_sign_epi8((__m256i)x, (__m256i)w.w)));
+  return (vi)held(_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w.size, _mm256_sign_epi8((__m256i)x, (__m256i)w.w))));
 }
 #else
 inline vi dot_six(vi acc, Wide w, vi x) { return dot_signed(acc, w.w, x); }

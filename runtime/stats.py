@@ -41,6 +41,8 @@ def server_info(engine: Engine) -> dict[str, Any]:
         "context_length": engine.runner.context_length,
         "max_total_tokens": engine.runner.slots,
         "vocab_size": engine.runner.vocab_size,
+        "bos_id": engine.tokenizer.bos_id,
+        "eos_ids": sorted(engine.tokenizer.eos_ids),
         "peer": engine.runner.describe(),
     }
 

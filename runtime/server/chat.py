@@ -138,7 +138,7 @@ def _rendering(service: Service, body: Any, tools: list[Tool]) -> tuple[list[dic
         options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     elif tools:
         messages = with_tool_prompt(messages, tools)
-    options["add_generation_prompt"] = not body.continue_final_message
+    options["add_generation_prompt"] = getattr(body, "add_generation_prompt", True) and not body.continue_final_message
     if body.continue_final_message:
         if messages[-1]["role"] != "assistant":
             raise RequestError("continue_final_message: the last message is not the assistant's", field="continue_final_message")

@@ -234,6 +234,7 @@ class TokenizeBody(Wire):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
+    add_generation_prompt: bool = True
     return_token_strs: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None

@@ -39,8 +39,9 @@ def render(
     chat = [_checked(message) for message in messages]
     if continue_final_message:
         chat = _mark_end(chat)
+    compiled = _compile(template)
     try:
-        text = _compile(template).render(
+        text = compiled.render(
             messages=chat,
             tools=_plain(list(tools)) if tools else None,
             documents=None,

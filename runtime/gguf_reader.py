@@ -142,6 +142,8 @@ class GGUFFile:
         if not 1 <= n_dims <= 4:
             raise CorruptModelError(f"{self.path}: tensor {name} has {n_dims} dimensions")
         shape = tuple(self._scalar("Q") for _ in range(n_dims))[::-1]  # the file writes the fastest first
+        if 0 in shape:
+            raise CorruptModelError(f"{self.path}: tensor {name} of shape {shape} is empty")
         return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _scalar(self, code: str) -> Any:

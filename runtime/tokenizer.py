@@ -52,8 +52,8 @@ class Tokenizer:
         model wants them, but no second BOS before one that the text brings. Raises PromptError for text that is not Unicode."""
         try:
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
-        except UnicodeEncodeError as error:
-            raise PromptError(f"the text holds half of a surrogate pair at position {error.start}", field="prompt") from error
+        except TypeError as error:  # what the Rust side says of a str that is not Unicode
+            raise PromptError(f"the text is not Unicode: {_surrogate(text)}", field="prompt") from error
         return ids[1:] if add_special and self._adds_bos and ids[1:2] == [self.bos_id] else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -176,6 +176,11 @@ class TextStream:
             if len(tail) >= 4:
                 break
         return tail
+
+
+def _surrogate(text: str) -> str:
+    at = next((i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff"), None)
+    return f"half of a surrogate pair at position {at}" if at is not None else f"a {type(text).__name__}"
 
 
 def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:

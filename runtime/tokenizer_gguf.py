@@ -85,7 +85,8 @@ def _sentencepiece(file: GGUFFile, tokens: Sequence[str], types: Sequence[int]) 
     vocab = {t: i for i, t in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(tokens, types, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first" if prefixed else "never", split=False)
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefixed else spaces
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
     return tokenizer

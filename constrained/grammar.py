@@ -5,7 +5,8 @@ constant time, and are normalised when made, so that equal things are mostly equ
 
     lit("ab")  chars([(48, 57)])  ANY_CHAR  EMPTY  NOTHING       one string, one character, no character, no string
     seq(a, b)  alt(a, b)  rep(a, 2, 5)  ref("rule")              concatenation, choice, bounded repeat, use of a rule
-    both(a, b)  complement(a)  minus(a, b)  json_string(a)       of regular terms only: those with no ref inside
+    pick([(a, True), (b, False)], separator)                     members in any order, each at most once
+    both(a, b)  complement(a)  minus(a, b)  json_string(a)       of regular terms only: those with no ref and no pick inside
 
 A repeat is a counter, never copies: rep(ANY_CHAR, 0, 100_000) is as small as rep(ANY_CHAR, 0, 5).
 """
@@ -27,7 +28,8 @@ class Term:
     """A node. `op` names the kind and `args` holds what that kind needs (below). Made by the functions of this module only.
 
     lit: (str,)   chars: ((lo, hi), ...)   seq, alt, both: terms   rep: (term, lo, hi or None)   ref: (name,)
-    not: (term,)   json: (term,)   empty, nothing: ()"""
+    not: (term,)   json: (term,)   empty, nothing: ()
+    pick: (number of required items, lo, hi or None, items..., extra, separator)"""
 
     __slots__ = ("op", "args", "regular", "_hash")
     op: str
@@ -180,6 +182,17 @@ def _merge_repeats(inner: tuple[Any, ...], lo: int, hi: int | None) -> Term | No
         if low <= MAX_REPEAT and (high or 0) <= MAX_REPEAT:
             return rep(term, low, high)
     return None
+
+
+def pick(items: Iterable[tuple[Term, bool]], separator: Term, extra: Term = NOTHING, lo: int = 0, hi: int | None = None) -> Term:
+    """A list in any order: each of `items` (term, required) at most once, `extra` any number of times, `lo` to `hi` members in all.
+
+    No member may be empty, nor the separator between them. What was used is part of the automaton's state and is never expanded."""
+    known = sorted(items, key=lambda item: not item[1])
+    required = sum(item[1] for item in known)
+    if hi is not None and max(lo, required) > hi:
+        return NOTHING
+    return Term("pick", (required, lo, hi, *[term for term, _ in known], extra, separator), False)
 
 
 def both(*terms: Term) -> Term:

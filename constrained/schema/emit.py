@@ -156,8 +156,8 @@ class Emitter:
         if values is None:
             self.document.refuse("uniqueItems", self._place, "can be enforced only where the items are listed values (enum, const, boolean)")
             return None
-        members = [Member(lit(json.dumps(value, ensure_ascii=False))) for value in values]
-        return picked(members, NOTHING, self.style.item(depth), lo, hi, self.add_rule)
+        members = [Member("", lit(json.dumps(value, ensure_ascii=False))) for value in values]
+        return picked(members, NOTHING, self.style.item(depth), lo, hi)
 
     def _domain(self, node: Node) -> list[Any] | None:
         """The scalar values that satisfy `node`, if they can be listed."""
@@ -188,7 +188,7 @@ class Emitter:
             if term.op == "nothing" and required:
                 return NOTHING
             if term.op != "nothing":
-                members.append(Member(seq(lit(json.dumps(name, ensure_ascii=False)), self.style.key, term), required))
+                members.append(Member(name, seq(lit(json.dumps(name, ensure_ascii=False)), self.style.key, term), required))
         extra = self._extra(facts, inner)
         lo, hi = facts.lo, facts.hi
         if hi is not None and extra.op == "nothing" and hi >= len(members):
@@ -198,7 +198,7 @@ class Emitter:
             lo = 0
         if facts.undeclared_witnesses:
             return self._object_with_witnesses(facts, members, lo, hi, depth)
-        body = picked(members, extra, separator, lo, hi, self.add_rule)
+        body = picked(members, extra, separator, lo, hi, facts.required)
         return self.style.enclose("{}", body, lo == 0 and needed == 0, depth)
 
     def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:

@@ -126,8 +126,8 @@ def _(solver: Solver, state: State, number: int, value: frozenset[Any]) -> None:
 
 
 @enforces("$ref")
-def _(solver: Solver, state: State, number: int, value: str) -> None:
-    state.todo.append(solver.document.target(number, value))
+def _(solver: Solver, state: State, number: int, value: str) -> bool:
+    return solver.assume(state, solver.document.target(number, value))
 
 
 @denies("$ref")
@@ -144,8 +144,8 @@ def _children(solver: Solver, number: int, keyword: str, value: list[Any]) -> li
 
 
 @enforces("allOf")
-def _(solver: Solver, state: State, number: int, value: list[Any]) -> None:
-    state.todo += _children(solver, number, "allOf", value)
+def _(solver: Solver, state: State, number: int, value: list[Any]) -> bool:
+    return all(solver.assume(state, literal) for literal in _children(solver, number, "allOf", value))
 
 
 @denies("allOf")
@@ -180,8 +180,8 @@ def _(solver: Solver, number: int, kind: int, value: list[Any]) -> Choice:
 
 
 @enforces("not")
-def _(solver: Solver, state: State, number: int, value: Any) -> None:
-    state.todo.append(solver.child(number, value, "not") ^ 1)
+def _(solver: Solver, state: State, number: int, value: Any) -> bool:
+    return solver.assume(state, solver.child(number, value, "not") ^ 1)
 
 
 @denies("not")

@@ -4,12 +4,12 @@ The bodies made here hold at least one member and stand without brackets; `start
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations
 
 from ..errors import LimitError
-from ..grammar import EMPTY, NOTHING, Term, alt, ref, rep, seq
+from ..grammar import EMPTY, NOTHING, Term, alt, pick, ref, rep, seq
 
 MAX_STATES = 4_000
 
@@ -28,6 +28,7 @@ def repeated(item: Term, separator: Term, lo: int, hi: int | None, started: bool
 class Member:
     """One that may occur once, and must if `required`."""
 
+    name: str
     term: Term
     required: bool = False
 
@@ -59,18 +60,21 @@ def in_order(
     return tails[0]
 
 
-def picked(
-    members: list[Member], extra: Term, separator: Term, lo: int, hi: int | None, share: Callable[[Term], Term]
-) -> Term:
-    """Members, each at most once, and any number of extras, `lo` to `hi` of them in all."""
+def picked(members: list[Member], extra: Term, separator: Term, lo: int, hi: int | None, order: Iterable[str] = ()) -> Term:
+    """Members, each at most once, and any number of extras, `lo` to `hi` of them in all.
 
-    def extras(count: int) -> Term:
-        most = None if hi is None else hi - count
-        if extra.op == "nothing":
-            return EMPTY if count >= max(lo, 1) else NOTHING
-        return repeated(extra, separator, max(lo - count, 0), most, started=count > 0)
-
-    return in_order(members, extras, separator, lo, hi, share)
+    Where every member is required they come in the given order, or in that of the names in `order`: so they are forced text. Where some
+    may be left out the writer chooses anyway, and so it may choose the order too."""
+    if not all(member.required for member in members):
+        return pick([(member.term, member.required) for member in members], separator, extra, max(lo, 1), hi)
+    n = len(members)
+    by_name = {member.name: member.term for member in members}
+    orders = [list(by_name.values()), [by_name[name] for name in order if name in by_name]]
+    lists = alt(*[seq(*[part for term in terms for part in (separator, term)][1:]) for terms in orders if len(terms) == n])
+    more = max(lo - n, 0), None if hi is None else hi - n
+    if n and more == (0, 0):
+        return lists
+    return seq(lists if n else EMPTY, repeated(extra, separator, *more, started=n > 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,36 +184,32 @@ class Solver:
 
     def _assume(self, state: State) -> bool:
         """Turns the literals on `state.todo` into facts and choices. False: they contradict."""
-        facts, seen, todo = state.facts, state.seen, state.todo
-        kind, schemas = facts.kind, self.document.schemas
-        position = 0
-        while position < len(todo):
-            literal = todo[position]
-            position += 1
-            if literal == 0 or literal in seen:
-                continue
-            if literal ^ 1 in seen or not self.kinds_of(literal) & kind:
+        todo, state.todo = state.todo, []
+        return all(self.assume(state, literal) for literal in todo) and not state.facts.impossible
+
+    def assume(self, state: State, literal: Literal) -> bool:
+        """Turns one literal into facts and choices, keyword by keyword in the order of the schema. False: it contradicts the others."""
+        seen, kind = state.seen, state.facts.kind
+        if literal == 0 or literal in seen:
+            return True
+        if literal ^ 1 in seen or not self.kinds_of(literal) & kind:
+            return False
+        seen.add(literal)
+        number = literal >> 1
+        if literal & 1:
+            ways = self._ways_to_deny(number, kind)
+            if ways is None:
+                return True
+            if len(ways) == 1:
+                return all(self.assume(state, way) for way in ways[0])
+            state.choices.append(ways)
+            return bool(ways)
+        enforce = self._enforce
+        for keyword, value in self.document.schemas[number].items():
+            entry = enforce.get(keyword)
+            if entry and entry[0] & kind and entry[1](self, state, number, value) is False:
                 return False
-            seen.add(literal)
-            number = literal >> 1
-            if literal & 1:
-                ways = self._ways_to_deny(number, kind)
-                if ways is None:
-                    continue
-                if len(ways) == 1:
-                    todo += ways[0]
-                elif ways:
-                    state.choices.append(ways)
-                else:
-                    return False
-                continue
-            schema = schemas[number]
-            for keyword, value in schema.items():
-                entry = self._enforce.get(keyword)
-                if entry and entry[0] & kind and entry[1](self, state, number, value) is False:
-                    return False
-        todo.clear()
-        return not facts.impossible
+        return True
 
     def _contradicts(self, facts: Facts) -> bool:
         """A look one level down: whether a required property can have no value."""

@@ -37,7 +37,7 @@ Table = list[tuple[bool, dict[int, list[str]]]]
 def term(facts: NumberFacts, rule: Callable[[str, Term], None], name: str) -> Term:
     """The numerals whose value satisfies `facts`. `rule` keeps rules, named from `name`, of what needs them."""
     if facts.values is not None:
-        return alt(*[lit(json.dumps(value)) for key, value in facts.values.items() if facts.admits(key)])
+        return alt(*[lit(text) for key, value in facts.values.items() if facts.admits(key) for text in _spellings(value)])
     steps = facts.multiples | ({Fraction(1)} if facts.integral else frozenset())
     step = Fraction(lcm(*[s.numerator for s in steps]), 1) if all(s.denominator == 1 for s in steps) else _common(steps)
     integral = True if steps and step.denominator == 1 else facts.integral
@@ -52,6 +52,11 @@ def term(facts: NumberFacts, rule: Callable[[str, Term], None], name: str) -> Te
         return NUMBER
     table = _table(conditions)
     return _as_term(conditions) if len(table) <= SMALL and not _loops(table) else _as_rules(table, rule, name)
+
+
+def _spellings(value: int | float) -> list[str]:
+    """How a listed number may be written: as in the schema, and without a fraction that is zero."""
+    return [json.dumps(value), *([str(int(value))] if isinstance(value, float) and value.is_integer() else [])]
 
 
 def _common(steps: frozenset[Fraction] | set[Fraction]) -> Fraction:

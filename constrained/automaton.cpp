@@ -1,0 +1,224 @@
+#include "automaton.h"
+
+#include <cstring>
+
+namespace ramet {
+
+Grammar::Grammar(std::shared_ptr<Store> store, std::vector<i32> eos, u64 byte_limit)
+    : store_(std::move(store)), eos_(std::move(eos)), byte_limit_(byte_limit), frames_(1, Frame{-1, 0, 0, 0}), frame_dist_(1, 0) {}
+
+void Grammar::hold(u64 more) {
+    bytes_ += more;
+    if (bytes_ > byte_limit_) throw Limit("the constraint's automaton passes its memory limit");
+}
+
+// ---- stacks
+
+size_t Grammar::FrameHash::operator()(const Frame& f) const {
+    u64 h = (u64(u32(f.rule)) << 32 | u32(f.below)) * 0x9E3779B97F4A7C15ull;
+    h ^= (u64(u32(f.a)) << 32 | u32(f.b)) * 0xff51afd7ed558ccdull;
+    return size_t(h ^ h >> 29);
+}
+
+bool Grammar::FrameSame::operator()(const Frame& x, const Frame& y) const {
+    return x.rule == y.rule && x.a == y.a && x.b == y.b && x.below == y.below;
+}
+
+i32 Grammar::push(i32 rule, i32 a, i32 b, i32 below) {
+    auto [at, fresh] = frame_index_.emplace(Frame{rule, a, b, below}, i32(frames_.size()));
+    if (!fresh) return at->second;
+    const Rule& r = rules_[rule];
+    u64 own = 0;
+    if (r.op == G::Pick) own = pick_dist(r, used_[a].bits, used_[a].left, used_[a].least, b / 2, b % 2);
+    else if (r.op == G::Rep) own = a ? u64(a) * rules_[r.kids[0]].dist : 0;
+    else
+        for (size_t i = size_t(a); i < r.kids.size(); i++) own += rules_[r.kids[i]].dist;
+    frames_.push_back({rule, a, b, below});
+    frame_dist_.push_back(u32(std::min<u64>(kFar, own + frame_dist_[below])));
+    hold(100);
+    return at->second;
+}
+
+// Adds the terms that may be written next when `rule` is to be matched and then `stack`.
+void Grammar::enter(i32 rule, i32 stack, Set& out) {
+    const Rule& r = rules_[rule];
+    if (r.dist >= kFar) return;
+    switch (r.op) {
+    case G::Term: {
+        i32 s = store_->border(r.term);
+        if (r.term != Terms::kEmpty) out.configs.push_back({s, stack});
+        if (store_->at(s).accept) resume(stack, out);
+        break;
+    }
+    case G::Seq:
+        if (r.kids.empty()) resume(stack, out);
+        else enter(r.kids[0], r.kids.size() > 1 ? push(rule, 1, 0, stack) : stack, out);
+        break;
+    case G::Alt:
+        for (i32 k : r.kids) enter(k, stack, out);
+        break;
+    case G::Rep: {
+        if (r.lo == 0) resume(stack, out);
+        if (r.hi == 0) break;
+        i32 again = r.hi == 1 ? stack : push(rule, std::max(r.lo - 1, 0), r.hi == kUnbounded ? r.hi : r.hi - 1, stack);
+        if (again != stack && rules_[r.kids[0]].nullable) resumed_.insert(again);  // an empty turn adds nothing
+        enter(r.kids[0], again, out);
+        break;
+    }
+    case G::Ref: enter(r.kids[0], stack, out); break;
+    case G::Pick:
+        if (r.required == 0 && r.lo == 0) resume(stack, out);
+        pick_member(rule, nothing_used(rule), 0, stack, out);
+        break;
+    }
+}
+
+void Grammar::resume(i32 stack, Set& out) {
+    if (!resumed_.insert(stack).second) return;
+    if (stack == 0) {
+        out.accept = true;
+        return;
+    }
+    Frame f = frames_[stack];
+    const Rule& r = rules_[f.rule];
+    if (r.op == G::Seq) {
+        i32 rest = f.a + 1 < i32(r.kids.size()) ? push(f.rule, f.a + 1, 0, f.below) : f.below;
+        enter(r.kids[f.a], rest, out);
+        return;
+    }
+    if (r.op == G::Pick) return resume_pick(f, out);
+    if (f.a == 0) resume(f.below, out);
+    if (f.b == 0) return;
+    i32 again = f.b == 1 ? f.below : push(f.rule, std::max(f.a - 1, 0), f.b == kUnbounded ? f.b : f.b - 1, f.below);
+    if (again != f.below && rules_[r.kids[0]].nullable) resumed_.insert(again);
+    enter(r.kids[0], again, out);
+}
+
+const Set& Grammar::closure(i32 stack) {
+    if (size_t(stack) >= closures_.size()) closures_.resize(frames_.size() * 2);
+    if (!closures_[stack]) {
+        auto out = std::make_unique<Set>();
+        resumed_.clear();
+        resume(stack, *out);
+        std::sort(out->configs.begin(), out->configs.end());
+        out->configs.erase(std::unique(out->configs.begin(), out->configs.end()), out->configs.end());
+        hold(64 + 8 * out->configs.size());
+        if (size_t(stack) >= closures_.size()) closures_.resize(frames_.size() * 2);
+        closures_[stack] = std::move(out);
+    }
+    return *closures_[stack];
+}
+
+i32 Grammar::closure_state(i32 stack) {
+    if (size_t(stack) >= closure_states_.size()) closure_states_.resize(frames_.size() * 2, -1);
+    if (closure_states_[stack] < 0) {
+        i32 s = intern(closure(stack));
+        if (size_t(stack) >= closure_states_.size()) closure_states_.resize(frames_.size() * 2, -1);
+        closure_states_[stack] = s;
+    }
+    return closure_states_[stack];
+}
+
+// ---- states
+
+i32 Grammar::intern(Set set) {
+    u64 h = set.accept ? 0x1234567 : 0;
+    for (auto& c : set.configs) h = (h ^ (u64(u32(c.term)) << 32 | u32(c.stack))) * 0xff51afd7ed558ccdull, h ^= h >> 31;
+    auto [lo, hi] = state_index_.equal_range(h);
+    for (; lo != hi; ++lo)
+        if (auto& other = states_[lo->second].set; other.accept == set.accept && other.configs == set.configs) return lo->second;
+    i32 s = i32(states_.size());
+    hold(sizeof(State) + 64 + 8 * set.configs.size());
+    states_.emplace_back();
+    states_.back().set = std::move(set);
+    state_index_.emplace(h, s);
+    return s;
+}
+
+i32 Grammar::fan(i32 s) {
+    State& t = states_[s];
+    if (t.fan < 0) {
+        t.fan = 0;
+        for (auto& c : t.set.configs) t.fan += store_->expanded(c.term).fan;
+    }
+    return t.fan;
+}
+
+i32 Grammar::step(i32 s, uint8_t b) {
+    State* t = &states_[s];
+    if (t->table) {
+        if (t->table[b] != -2) return t->table[b];
+    } else {
+        for (auto [byte, to] : t->few)
+            if (byte == b) return to;
+    }
+    Set out;
+    size_t sources = 0;
+    for (auto& c : t->set.configs) {
+        i32 to = store_->next(c.term, b);
+        if (to < 0) continue;
+        sources++;
+        const TState& ts = store_->at(to);
+        if (ts.node != Terms::kEmpty) out.configs.push_back({to, c.stack});
+        if (ts.accept) {
+            const Set& more = closure(c.stack);
+            out.configs.insert(out.configs.end(), more.configs.begin(), more.configs.end());
+            out.accept |= more.accept;
+        }
+    }
+    if (out.configs.size() > 1) {
+        std::sort(out.configs.begin(), out.configs.end());
+        out.configs.erase(std::unique(out.configs.begin(), out.configs.end()), out.configs.end());
+    }
+    i32 to = sources ? intern(std::move(out)) : -1;
+    t = &states_[s];
+    if (!t->table && t->few.size() < 8) t->few.push_back({b, to});
+    else {
+        if (!t->table) {
+            t->table.reset(new i32[256]);
+            std::fill(t->table.get(), t->table.get() + 256, -2);
+            for (auto [byte, known] : t->few) t->table[byte] = known;
+            hold(1024);
+        }
+        t->table[b] = to;
+    }
+    return to;
+}
+
+i32 Grammar::advance(i32 s, i32 id) {
+    auto [from, to] = store_->token(id);
+    if (from == to) return -1;
+    for (; from < to && s >= 0; ++from) s = step(s, *from);
+    return s;
+}
+
+u32 Grammar::dist(i32 s) {
+    State& t = states_[s];
+    if (t.dist > kFar) {
+        u32 best = t.set.accept ? 0 : kFar;
+        for (auto& c : t.set.configs) best = std::min(best, std::min(kFar, store_->dist(c.term) + frame_dist_[c.stack]));
+        t.dist = best;
+    }
+    return t.dist;
+}
+
+std::string Grammar::forced(i32 s, size_t most) {
+    std::string out;
+    size_t whole = 0;  // bytes up to the last border of characters
+    while (out.size() < most && !accepting(s)) {
+        i32 only = -1;
+        for (auto& c : states_[s].set.configs) {
+            const TState& t = store_->expanded(c.term);
+            if (t.fan != 1 || (only >= 0 && only != t.few[0].first)) return out.substr(0, whole);
+            only = t.few[0].first;
+        }
+        if (only < 0) break;
+        out.push_back(char(only));
+        s = step(s, uint8_t(only));
+        auto& configs = states_[s].set.configs;
+        if (configs.empty() || store_->at(configs[0].term).node >= 0) whole = out.size();
+    }
+    return out.substr(0, whole);
+}
+
+}  // namespace ramet

@@ -1,0 +1,125 @@
+// A grammar's automaton: rules, stacks of what is still to come, and states made when first visited.
+//
+// A state is a set of (term state, stack) pairs: the term that is being written, and an interned stack of what follows it. Rules
+// recurse by stack, repeats count in stack frames. Terms live in the Store, shared by all grammars; stacks and states are the grammar's.
+#pragma once
+#include "bytes.h"
+
+namespace ramet {
+
+enum class G : uint8_t { Term, Seq, Alt, Rep, Ref, Pick };
+
+struct Rule {           // a node of the grammar
+    G op = G::Term;
+    bool nullable = false;
+    std::vector<i32> kids;
+    i32 lo = 0, hi = 0;
+    i32 term = 0;       // of a Term
+    i32 required = 0;   // of a Pick
+    u32 dist = kFar;    // fewest bytes it matches; kFar: none at all
+};
+
+struct Frame { i32 rule, a, b, below; };  // Seq: a = next kid. Rep: a..b times still. Pick: see pick.cpp. below: the stack under it; 0 is the end
+
+struct Used {             // items of a Pick that are used up
+    std::vector<u64> bits;
+    i32 left;   // required ones that are not
+    u64 least;  // fewest bytes of those
+};
+
+struct Config {
+    i32 term, stack;
+    bool operator<(const Config& o) const { return term != o.term ? term < o.term : stack < o.stack; }
+    bool operator==(const Config& o) const { return term == o.term && stack == o.stack; }
+};
+
+struct Set {
+    std::vector<Config> configs;  // sorted
+    bool accept = false;
+};
+
+struct Mask {
+    bool sparse = false;
+    std::vector<u32> data;  // sparse: ids; else one bit an id
+};
+
+struct State {
+    Set set;
+    std::vector<std::pair<uint8_t, i32>> few;  // byte -> state, -1 dead: those tried
+    std::unique_ptr<i32[]> table;              // the same when they are many; -2 not tried
+    std::unique_ptr<Mask> mask;
+    std::unique_ptr<std::vector<uint16_t>> needs;  // what each allowed id leaves to be written, once a budget asked
+    i32 fan = -1, canon = -1;
+    int16_t way = -2;  // the first byte of a shortest way to acceptance; -2: not known yet
+    u32 dist = kFar + 1, need = kFar + 1, worst = kFar + 1;
+};
+
+class Grammar {
+public:
+    Grammar(std::shared_ptr<Store> store, std::vector<i32> eos, u64 byte_limit);
+    void load(const i32* code, size_t n, bool whole);  // whole: the start is one term, however it is made
+    Store& store() { return *store_; }
+    std::shared_ptr<Store> shared_store() const { return store_; }
+    i32 start() const { return start_; }
+    u64 size() const { return states_.size(); }
+    u64 bytes() const { return bytes_; }
+
+    i32 step(i32 s, uint8_t b);            // the state after a byte, -1 dead
+    i32 advance(i32 s, i32 id);
+    bool accepting(i32 s) const { return states_[s].set.accept; }
+    bool finished(i32 s) const { return accepting(s) && states_[s].set.configs.empty(); }
+    void fill(i32 s, u32* row, i32 budget);  // budget < 0: none
+    std::string forced(i32 s, size_t most);
+    u32 need(i32 s);                       // ids that suffice to finish, the one that ends it included; kFar: not known
+
+private:
+    std::shared_ptr<Store> store_;
+    std::vector<i32> eos_;
+    u64 byte_limit_, bytes_ = 0;
+    std::vector<Rule> rules_;
+    i32 start_ = -1;
+    struct FrameHash { size_t operator()(const Frame& f) const; };
+    struct FrameSame { bool operator()(const Frame& x, const Frame& y) const; };
+    std::vector<Frame> frames_;
+    std::vector<u32> frame_dist_;
+    std::unordered_map<Frame, i32, FrameHash, FrameSame> frame_index_;
+    std::vector<std::unique_ptr<Set>> closures_;
+    std::vector<i32> closure_states_, canon_stacks_;
+    std::deque<State> states_;
+    std::unordered_multimap<u64, i32> state_index_;
+    std::unordered_set<i32> resumed_;
+    std::deque<Used> used_;
+    std::map<std::pair<i32, std::vector<u64>>, i32> used_index_;
+
+    void decode(const i32* code, size_t n, bool whole);
+    void measure();
+    void refuse_left_recursion();
+    i32 push(i32 rule, i32 a, i32 b, i32 below);
+    void enter(i32 rule, i32 stack, Set& out);
+    void resume(i32 stack, Set& out);
+    i32 used_set(i32 rule, std::vector<u64> bits, i32 left, u64 least);
+    i32 used_too(i32 rule, i32 used, i32 item);
+    i32 nothing_used(i32 rule);
+    u64 pick_dist(const Rule& r, const std::vector<u64>& bits, i32 left, u64 least, i32 count, bool separated);
+    u64 pick_dist(const Rule& r);
+    bool may_pick(const Rule& r, i32 member, i32 count, i32 left);
+    void pick_member(i32 rule, i32 used, i32 count, i32 below, Set& out);
+    void resume_pick(const Frame& f, Set& out);
+    const Set& closure(i32 stack);
+    i32 closure_state(i32 stack);
+    i32 intern(Set set);
+    i32 fan(i32 s);
+    u32 dist(i32 s);
+    i32 shortest_byte(i32 s);
+    i32 canon(i32 s);
+    const Mask& mask(i32 s);
+    template <class F> void walk(i32 n, i32 s, F&& found);
+    template <class F> void each_child(i32 n, i32 s, F&& visit);
+    template <class F> bool leave(const Config& c, F&& found);
+    i32 canon_stack(i32 stack, i32 height);
+    u32 worst(i32 s);
+    const std::vector<uint16_t>& needs(i32 s);
+    void hold(u64 more);
+};
+
+}  // namespace ramet

@@ -1,0 +1,171 @@
+"""GrammarCompiler: from what a caller asks (kind and source) to a Grammar, with a cache and limits."""
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .engines import get_engine
+from .errors import GrammarError
+from .grammar import GrammarSource, alt, lit
+from .matcher import Matcher
+from .regex import from_regex
+from .vocabulary import Vocabulary
+
+KINDS = ("json_schema", "regex", "choice", "json_object", "ebnf", "lark")
+
+
+class Automaton(Protocol):
+    """What an engine gives: states (opaque, immutable, never None; -1 is dead) and the moves between them. Thread-safe."""
+
+    start: Any
+
+    def advance(self, state: Any, token: int) -> Any: ...
+    def advance_bytes(self, state: Any, text: bytes) -> Any: ...
+    def fill(self, state: Any, address: int, budget: int) -> None:
+        """Writes ceil(V / 32) int32 words at `address`. budget < 0: none."""
+        ...
+
+    def accepting(self, state: Any) -> bool: ...
+    def finished(self, state: Any) -> bool: ...
+    def forced(self, state: Any) -> bytes: ...
+    def need(self, state: Any) -> int | None: ...
+    def live_bytes(self, state: Any) -> bytes: ...
+    @property
+    def sizes(self) -> tuple[int, int, int]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Per compiler. Passing one is a LimitError, at compile time or while the grammar is used (states are made when visited)."""
+
+    source_bytes: int = 4 << 20  # of a schema, regex or grammar
+    grammar_bytes: int = 128 << 20  # of one grammar's automaton
+    cache_bytes: int = 256 << 20  # of all grammars kept for reuse
+    store_bytes: int = 256 << 20  # of terms and masks shared by all grammars
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A compiled constraint. Shared by all its matchers; grows as states are visited, never changes an answer."""
+
+    kind: str
+    source: Any
+    vocabulary: Vocabulary
+    automaton: Automaton = field(repr=False)
+    warnings: tuple[str, ...] = ()
+    engine: str = "ramet"
+
+    def matcher(self) -> Matcher:
+        return Matcher(self)
+
+    @property
+    def min_tokens(self) -> int:
+        """The least budget that always suffices to write a whole document, the end token included where one is needed.
+
+        Raises GrammarError if no tokens of the vocabulary are known to write one."""
+        need = self.automaton.need(self.automaton.start)
+        if need is None:
+            raise GrammarError("no sequence of this vocabulary's tokens is known to write a document of this constraint")
+        return need
+
+    @property
+    def states(self) -> int:
+        """States made so far."""
+        return self.automaton.sizes[0]
+
+    @property
+    def bytes(self) -> int:
+        """Memory held so far, what is shared with other grammars apart."""
+        return self.automaton.sizes[1]
+
+
+class GrammarCompiler:
+    """Compiles constraints for one vocabulary, and remembers them, failures too. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, *, limits: Limits | None = None) -> None:
+        self.vocabulary = vocabulary
+        self.limits = limits or Limits()
+        self._cache: OrderedDict[tuple[Any, ...], Grammar | GrammarError] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(
+        self, kind: str, source: Any, *, whitespace: str = "json", lenient: bool = False, engine: str | None = None
+    ) -> Grammar:
+        """The grammar of `source`: text, or what is natural for the kind (a dict or type for json_schema, a list for choice).
+
+        whitespace and lenient are for the JSON kinds. engine: a name, or None for the kind's own.
+        Raises GrammarError; LimitError if a limit was passed."""
+        if kind not in KINDS:
+            raise GrammarError(f"unknown constraint kind {kind!r}: choose from {', '.join(KINDS)}")
+        text = _canonical(kind, source)
+        if len(text) > self.limits.source_bytes:
+            raise GrammarError(f"the {kind} source is {len(text)} characters long; the limit is {self.limits.source_bytes}")
+        key = (kind, text, whitespace, lenient, engine)
+        with self._lock:
+            if found := self._cache.get(key):
+                self._cache.move_to_end(key)
+        if found is None:
+            found = self._compile(kind, source, text, whitespace=whitespace, lenient=lenient, engine=engine)
+            self._remember(key, found)
+        if isinstance(found, GrammarError):
+            raise type(found)(*found.args, place=found.place)
+        return found
+
+    def _compile(self, kind: str, source: Any, text: str, *, whitespace: str, lenient: bool, engine: str | None) -> Grammar | GrammarError:
+        try:
+            name, build = get_engine(kind, engine)
+            terms, warnings = self._terms(kind, source, text, whitespace=whitespace, lenient=lenient)
+            automaton = build(self.vocabulary, kind, text, terms, self.limits)
+            return Grammar(kind, source, self.vocabulary, automaton, tuple(warnings), name)
+        except GrammarError as error:
+            return error.with_traceback(None)
+
+    def _terms(self, kind: str, source: Any, text: str, *, whitespace: str, lenient: bool) -> tuple[GrammarSource | None, list[str]]:
+        if kind == "regex":
+            return GrammarSource({"start": from_regex(text)}), []
+        if kind == "choice":
+            return GrammarSource({"start": alt(*[lit(choice) for choice in json.loads(text)])}), []
+        if kind == "json_schema" or kind == "json_object":
+            from .json_schema import compile_schema
+
+            return compile_schema({"type": "object"} if kind == "json_object" else source, whitespace=whitespace, lenient=lenient)
+        return None, []  # lark and ebnf: the engine reads the text
+
+    def _remember(self, key: tuple[Any, ...], found: Grammar | GrammarError) -> None:
+        with self._lock:
+            self._cache[key] = found
+            held = sum(map(_bytes_held, self._cache.values())) if len(self._cache) % 16 == 0 else 0
+            while held > self.limits.cache_bytes and len(self._cache) > 1:
+                held -= _bytes_held(self._cache.popitem(last=False)[1])
+
+
+def _bytes_held(found: Grammar | GrammarError) -> int:
+    return 1024 + (found.bytes if isinstance(found, Grammar) else 0)
+
+
+def _canonical(kind: str, source: Any) -> str:
+    """The text that stands for the source: what is compiled, or for JSON kinds what it is remembered by."""
+    if kind == "json_object":
+        return ""
+    if kind == "choice":
+        if isinstance(source, str):
+            try:
+                source = json.loads(source)
+            except ValueError as error:
+                raise GrammarError(f"choice: not a JSON list of strings: {error}") from None
+        if not isinstance(source, (list, tuple)) or not source or not all(isinstance(choice, str) for choice in source):
+            raise GrammarError("choice: a list of at least one string is needed")
+        return json.dumps(list(source))
+    if kind == "json_schema":
+        try:
+            return source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"json_schema: not JSON: {error}") from None
+    if not isinstance(source, str):
+        raise GrammarError(f"{kind}: text is needed, not {type(source).__name__}")
+    if "\0" in source:
+        raise GrammarError(f"{kind}: NUL in the source", place=f"position {source.index(chr(0))}")
+    return source

@@ -1,0 +1,179 @@
+"""The compiled automaton (*.cpp beside this file) behind ctypes: grammars in, states as integers out.
+
+A state is an int that never changes its meaning while its grammar lives. Calls release the GIL, take microseconds on states seen
+before, and may come from any thread.
+"""
+from __future__ import annotations
+
+import ctypes
+from array import array
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_uint8, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ramet.runtime import native
+
+from .errors import GrammarError, LimitError
+from .grammar import GrammarSource, Term
+from .vocabulary import Vocabulary
+
+DEAD, _LIMIT = -1, -2
+UNKNOWN = 1 << 30  # a need that no sequence of tokens meets
+MAX_FORCED = 1 << 14  # bytes of one jump
+_OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11}
+_HERE = Path(__file__).parent
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Compiles on first use (some seconds), then one dlopen. Raises NativeUnavailable."""
+    included = sorted({*_HERE.glob("*.h"), *_HERE.glob("*.cpp")} - {_HERE / "api.cpp"})
+    lib = native.load("constrained", [_HERE / "api.cpp"], ["-O2"], headers=included)
+    for name, result, arguments in (
+        ("vocabulary", c_void_p, (c_int32, c_char_p, c_void_p, c_int32, c_void_p, c_uint64)),
+        ("vocabulary_free", None, (c_void_p,)),
+        ("grammar", c_int32, (c_void_p, c_void_p, c_int64, c_int32, c_uint64, POINTER(c_void_p), c_char_p, c_int64)),
+        ("grammar_free", None, (c_void_p,)),
+        ("start", c_int32, (c_void_p,)),
+        ("advance", c_int32, (c_void_p, c_int32, c_int32)),
+        ("advance_bytes", c_int32, (c_void_p, c_int32, c_char_p, c_int64)),
+        ("fill", c_int32, (c_void_p, c_int32, c_void_p, c_int32)),
+        ("flags", c_int32, (c_void_p, c_int32)),
+        ("forced", c_int32, (c_void_p, c_int32, c_char_p, c_int32)),
+        ("need", c_int32, (c_void_p, c_int32)),
+        ("live_bytes", c_int32, (c_void_p, c_int32, POINTER(c_uint8))),
+        ("sizes", None, (c_void_p, POINTER(c_uint64))),
+    ):
+        function = getattr(lib, f"ramet_{name}")
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+class NativeVocabulary:
+    """The token trie and the store of terms and masks that all grammars of one vocabulary share."""
+
+    def __init__(self, vocabulary: Vocabulary, store_bytes: int) -> None:
+        self.lib = library()
+        texts = [token or b"" for token in vocabulary.token_bytes]
+        offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        eos = array("i", sorted(vocabulary.eos_ids))
+        self.handle = self.lib.ramet_vocabulary(
+            len(texts), b"".join(texts), offsets.ctypes.data, len(eos), eos.buffer_info()[0], store_bytes
+        )
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "handle", None):
+            self.lib.ramet_vocabulary_free(handle)
+
+
+class NativeAutomaton:
+    """One grammar, compiled lazily. Grows as states are visited; never changes an answer."""
+
+    def __init__(self, vocabulary: NativeVocabulary, source: GrammarSource, *, whole: bool, byte_limit: int) -> None:
+        self._lib = vocabulary.lib
+        self._vocabulary = vocabulary  # keeps the tokens alive
+        code = encode(source)
+        handle, message = c_void_p(), ctypes.create_string_buffer(512)
+        status = self._lib.ramet_grammar(
+            vocabulary.handle, code.buffer_info()[0], len(code), whole, byte_limit, byref(handle), message, len(message)
+        )
+        if status:
+            raise (LimitError if status == _LIMIT else GrammarError)(message.value.decode())
+        self._handle = handle.value
+        self.start: int = self._lib.ramet_start(self._handle)
+        self._advance, self._fill, self._flags = self._lib.ramet_advance, self._lib.ramet_fill, self._lib.ramet_flags
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", None):
+            self._lib.ramet_grammar_free(handle)
+
+    def advance(self, state: int, token: int) -> int:
+        after: int = self._advance(self._handle, state, token)
+        return after if after >= DEAD else self._fail(after)
+
+    def advance_bytes(self, state: int, text: bytes) -> int:
+        after: int = self._lib.ramet_advance_bytes(self._handle, state, text, len(text))
+        return after if after >= DEAD else self._fail(after)
+
+    def fill(self, state: int, address: int, budget: int) -> None:
+        status = self._fill(self._handle, state, address, budget)
+        if status:
+            self._fail(status)
+
+    def accepting(self, state: int) -> bool:
+        return bool(self._flags(self._handle, state) & 1)
+
+    def finished(self, state: int) -> bool:
+        return bool(self._flags(self._handle, state) & 2)
+
+    def forced(self, state: int) -> bytes:
+        room = ctypes.create_string_buffer(MAX_FORCED)
+        n = self._lib.ramet_forced(self._handle, state, room, MAX_FORCED)
+        return room.raw[:n] if n >= 0 else self._fail(n)  # type: ignore[return-value]
+
+    def need(self, state: int) -> int | None:
+        n: int = self._lib.ramet_need(self._handle, state)
+        return (None if n >= UNKNOWN else n) if n >= 0 else self._fail(n)
+
+    def live_bytes(self, state: int) -> bytes:
+        room = (c_uint8 * 256)()
+        n = self._lib.ramet_live_bytes(self._handle, state, room)
+        return bytes(b for b in range(256) if room[b]) if n >= 0 else self._fail(n)  # type: ignore[return-value]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """States made, their bytes, and the bytes of the store shared with other grammars."""
+        out = (c_uint64 * 3)()
+        self._lib.ramet_sizes(self._handle, out)
+        return out[0], out[1], out[2]
+
+    def _fail(self, status: int) -> int:
+        if status == _LIMIT:
+            raise LimitError("the constraint passed its limit on states or memory while it was used")
+        raise GrammarError("the automaton failed inside (out of memory?)")
+
+
+def encode(source: GrammarSource) -> array[int]:
+    """The flat code that load.cpp reads: counts, the start rule, the term of each rule, then one record a term, kids first."""
+    numbers = {name: n for n, name in enumerate(source.rules)}
+    if source.start not in numbers:
+        raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
+    index: dict[Term, int] = {}
+    records = array("i")
+    for name, root in source.rules.items():
+        stack = [root]
+        while stack:
+            term = stack[-1]
+            if term in index:
+                stack.pop()
+                continue
+            op, args = term.op, term.args
+            kids = args if op in ("seq", "alt", "both") else args[:1] if op in ("rep", "not", "json") else args[3:] if op == "pick" else ()
+            missing = [kid for kid in kids if kid not in index]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            if op == "lit":
+                body = [ord(c) for c in args[0]]
+            elif op == "chars":
+                body = [bound for pair in args for bound in pair]
+            elif op == "rep":
+                body = [index[args[0]], args[1], -1 if args[2] is None else args[2]]
+            elif op == "pick":
+                body = [args[0], args[1], -1 if args[2] is None else args[2], *[index[kid] for kid in kids]]
+            elif op == "ref":
+                if args[0] not in numbers:
+                    raise GrammarError(f"the rule {name!r} uses a rule {args[0]!r} that does not exist", place=name)
+                body = [numbers[args[0]]]
+            else:
+                body = [index[kid] for kid in kids]
+            records.append(_OPS[op])
+            records.append(len(body))
+            records.extend(body)
+            index[term] = len(index)
+    head = array("i", [len(index), len(numbers), numbers[source.start], *[index[root] for root in source.rules.values()]])
+    return head + records

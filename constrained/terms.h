@@ -1,0 +1,106 @@
+// Regular terms over code points: hash-consed nodes and their derivatives (Brzozowski 1964; classes as in Owens et al. 2009).
+//
+// A node is a language. edges(n) lists, for disjoint ranges of code points, the node that remains after one of them; only live
+// nodes (that still reach acceptance) are listed. Counters are numbers in nodes, so a{0,100000} costs one node per count visited.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace ramet {
+
+using i32 = int32_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+constexpr i32 kUnbounded = -1;       // hi of a repeat
+constexpr u32 kFar = 1u << 30;       // a distance: not reachable
+constexpr u32 kLastCodePoint = 0x10FFFF;
+
+struct Limit : std::runtime_error { using std::runtime_error::runtime_error; };
+struct Invalid : std::runtime_error { using std::runtime_error::runtime_error; };
+
+enum class Op : uint8_t { Nothing, Empty, Lit, Set, Chars, Seq, Alt, Rep, Both, Not, Json, Esc, Hex, Low };
+
+struct Edge { u32 lo, hi; i32 to; };
+using Edges = std::vector<Edge>;
+using Text = std::u32string;
+using Ranges = std::vector<std::pair<u32, u32>>;
+
+// Lit: a = text, b = position. Set: a = sorted texts, b..c = those still possible, d = characters read. Chars: a = class.
+// Seq: a then b. Rep: a, b..c times. Not, Json: a. Alt, Both: kids, sorted.
+// Json spelling states over a: Esc after a backslash; Hex: b digits read of value c; Low: b = high surrogate, c = step, d = value.
+struct Node {
+    Op op = Op::Nothing;
+    bool nullable = false, logic = false, expanded = false;
+    int8_t alive = -1;  // 1 or 0 once known
+    i32 a = 0, b = 0, c = 0, d = 0;
+    std::vector<i32> kids;
+    Edges edges;
+    u32 dist[2] = {kFar + 1, kFar + 1};  // fewest bytes to the end, raw and as a JSON string; kFar + 1: not known yet
+};
+
+class Terms {
+public:
+    static constexpr i32 kNothing = 0, kEmpty = 1;
+    i32 any_char, any_string;
+    u64 bytes = 0;  // held, roughly
+    u64 node_limit = 4000000;
+
+    Terms();
+    const Node& operator[](i32 n) const { return nodes_[n]; }
+    const Ranges& ranges(i32 cls) const { return classes_[cls]; }
+
+    i32 lit(const Text& text);
+    i32 set(std::vector<Text> texts);
+    i32 chars(const Ranges& ranges);
+    i32 seq(i32 a, i32 b);
+    i32 alt(std::vector<i32> kids);
+    i32 rep(i32 a, i32 lo, i32 hi);
+    i32 both(std::vector<i32> kids);
+    i32 negate(i32 a);
+    i32 json(i32 a);
+
+    const Edges& edges(i32 n);  // live ones
+    bool alive(i32 n);
+    u32 dist(i32 n, bool json = false);
+    size_t size() const { return nodes_.size(); }
+
+private:
+    struct Hash { const Terms* t; size_t operator()(i32 n) const; };
+    struct Same { const Terms* t; bool operator()(i32 x, i32 y) const; };
+    std::deque<Node> nodes_;
+    std::unordered_set<i32, Hash, Same> index_;
+    std::deque<Text> texts_;
+    std::map<Text, i32> text_index_;
+    std::deque<std::vector<Text>> sets_;
+    std::map<std::vector<Text>, i32> set_index_;
+    std::deque<Ranges> classes_;
+    std::map<Ranges, i32> class_index_;
+
+    i32 make(Node node);
+    i32 node(Op op, bool nullable, bool logic, i32 a = 0, i32 b = 0, i32 c = 0, i32 d = 0);
+    i32 lit_at(i32 text, i32 at);
+    i32 set_at(i32 set, i32 lo, i32 hi, i32 depth);
+    const Edges& raw_edges(i32 n);
+    Edges derive(i32 n);
+    Edges derive_set(const Node& n);
+    Edges derive_json(const Node& n);
+    i32 hex(i32 a, i32 digits, i32 value);
+    i32 low(i32 a, i32 high, i32 step, i32 value);
+    i32 target(i32 a, u32 code_point);
+    bool meets(i32 a, u32 lo, u32 hi);
+    bool search_alive(i32 n);
+    u32 search_dist(i32 n, bool json);
+    Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join);
+};
+
+}  // namespace ramet

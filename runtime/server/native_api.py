@@ -119,11 +119,11 @@ class PinBody(Wire):
     cache_salt: str = ""
 
 
-def sampling(data: dict[str, Any], where: str, config_max_n: int) -> SamplingParams:
+def sampling(data: dict[str, Any], where: str, max_n: int) -> SamplingParams:
     """SamplingParams from a dict of SGLang's names. Raises RequestError; ranges are checked by the engine too."""
     given = wire.check({key: value for key, value in data.items() if value is not None}, Sampling, where)
-    if given.n > config_max_n:
-        raise RequestError(f"{where}n={given.n}: at most {config_max_n} outputs a prompt", field=where + "n")
+    if not 1 <= given.n <= max_n:
+        raise RequestError(f"{where}n={given.n}: 1 to {max_n} outputs a prompt", field=where + "n")
     if given.seed is not None and given.sampling_seed is not None:
         raise RequestError("seed and sampling_seed are the same thing; give one", field=where + "sampling_seed")
     seed = given.seed if given.seed is not None else given.sampling_seed

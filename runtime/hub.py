@@ -313,7 +313,7 @@ def _pull_hub(name: str, *, offline: bool = False) -> ModelFiles:
     try:
         if not offline:
             patterns = _choose(name, repo, wanted)
-        folder = Path(snapshot_download(repo, allow_patterns=patterns, local_files_only=offline))
+        folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns="consolidated*", local_files_only=offline))
     except GatedRepoError as error:
         raise DownloadError(f"{repo}: its owner asks for a licence to be accepted on the hub; then log in with `hf auth login`") from error
     except RepositoryNotFoundError as error:

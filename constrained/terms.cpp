@@ -412,6 +412,13 @@ static u32 cheapest(u32 lo, u32 hi, bool json) {  // bytes of the shortest spell
     return best;
 }
 
+u32 Terms::nearest(i32 a, u32 lo, u32 hi) {  // fewest bytes of a JSON string after a character of lo..hi
+    u32 best = kFar;
+    for (auto& e : Edges(edges(a)))
+        if (e.lo <= hi && lo <= e.hi) best = std::min(best, dist(e.to, true));
+    return best;
+}
+
 u32 Terms::dist(i32 n, bool json) {
     const Node& x = nodes_[n];
     if (x.dist[json] <= kFar) return x.dist[json];
@@ -439,8 +446,21 @@ u32 Terms::dist(i32 n, bool json) {
     case Op::Set:
     case Op::Both:
     case Op::Not: best = x.nullable ? 0 : search_dist(n, json); break;
-    default:  // spelling states: a few characters, then a Json node
-        for (auto& e : Edges(edges(n))) best = std::min(best, sum(1, dist(e.to, false)));
+    case Op::Esc:
+        for (auto& e : Edges(edges(n))) best = std::min(best, sum(1, dist(e.to)));
+        break;
+    case Op::Hex: {
+        u32 bits = 4 * u32(4 - x.b), first = u32(x.c) << bits, last = first + (1u << bits) - 1, low = std::max(first, 0xD800u), high = std::min(last, 0xDBFFu);
+        best = sum(u32(4 - x.b), nearest(x.a, first, last));
+        if (low <= high) best = std::min(best, sum(u32(10 - x.b), nearest(x.a, 0x10000 + ((low - 0xD800) << 10), 0x103FF + ((high - 0xD800) << 10))));
+        break;
+    }
+    case Op::Low: {
+        u32 base = 0x10000 + (u32(x.b - 0xD800) << 10), bits = x.c < 2 ? 16 : 4 * u32(6 - x.c), value = x.c < 2 ? 0 : u32(x.d);
+        u32 first = std::max(value << bits, 0xDC00u), last = std::min(((value + 1) << bits) - 1, 0xDFFFu);
+        best = sum(u32(6 - x.c), nearest(x.a, base + first - 0xDC00, base + last - 0xDC00));
+        break;
+    }
     }
     nodes_[n].dist[json] = best;
     return best;

@@ -99,6 +99,7 @@ private:
     i32 target(i32 a, u32 code_point);
     bool meets(i32 a, u32 lo, u32 hi);
     bool search_alive(i32 n);
+    u32 nearest(i32 a, u32 lo, u32 hi);
     u32 search_dist(i32 n, bool json);
     Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join);
 };

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import CancelledError
-from . import ir
+from . import ir, speculate
 from .steps import Pending, begin_generation, begin_selection
 from .waiting import Signal
 
@@ -135,6 +135,7 @@ class Branch:
         """Takes in text that is part of the state from now on."""
         if text:
             self.began = self.began or "text"
+            speculate.consume(self, text)
             self.pending.append(text)
             self.show(text)
 
@@ -288,6 +289,7 @@ class Branch:
             raise ValueError(f"a {node.role} message inside a {self.role} message: roles do not nest")
         prefix = self._around(node.role, node.generates)[0]
         self.began = self.began or "chat"
+        speculate.consume(self, prefix)
         self.pending.append(prefix)
         self.pieces.append(prefix)
         self.role, self.message = node.role, []

@@ -1,9 +1,10 @@
 """Sampling parameters by name: checked where the user wrote them, merged with a run's defaults, read from dicts."""
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -94,6 +95,7 @@ def from_dict(given: Mapping[str, Any] | None) -> SamplingParams:
     """
     named: dict[str, Any] = {}
     constraints: list[Constraint] = []
+    style: dict[str, Any] = {}
     for key, value in (given or {}).items():
         if value is None or (key in CONSTRAINTS and (value == "" or value is False)):
             continue
@@ -101,6 +103,8 @@ def from_dict(given: Mapping[str, Any] | None) -> SamplingParams:
             from .values import constraint_of
 
             constraints.append(constraint_of(key, value))
+        elif key in ("whitespace", "lenient"):
+            style[key] = value
         elif key == "spaces_between_special_tokens":
             if value is not True:
                 raise UnsupportedError("spaces_between_special_tokens=False: text is what the bytes of the tokens say", field=key)
@@ -111,7 +115,31 @@ def from_dict(given: Mapping[str, Any] | None) -> SamplingParams:
     if len(constraints) > 1:
         kinds = " and ".join(c.kind for c in constraints)
         raise RequestError(f"{kinds} are given at once; an output has one constraint", field=constraints[1].kind)
-    return merged({}, overrides(named), constraints[0] if constraints else None)
+    constraint = replace(constraints[0], **style) if constraints else None
+    return merged({}, overrides(named), constraint)
+
+
+def to_dict(params: SamplingParams) -> dict[str, Any]:
+    """The `sampling_params` dict that `from_dict` reads back: what differs from the defaults, as JSON can hold it."""
+    out: dict[str, Any] = {}
+    for field in fields(SamplingParams):
+        value = getattr(params, field.name)
+        if field.name in ("constraint", "logit_bias") or value is None or value == field.default:
+            continue
+        out[field.name] = list(value) if isinstance(value, tuple) else value
+    if params.logit_bias:
+        out["logit_bias"] = {str(i): bias for i, bias in params.logit_bias.items()}
+    constraint = params.constraint
+    if constraint is not None:
+        source: Any = constraint.source
+        if constraint.kind == "json_object":
+            source = True
+        elif constraint.kind == "choice":
+            source = json.loads(source)
+        out[constraint.kind] = source
+        if constraint.kind.startswith("json"):
+            out["whitespace"], out["lenient"] = constraint.whitespace, constraint.lenient
+    return out
 
 
 def _number(name: str, value: Any, low: float | None, high: float | None, kind: type) -> Any:

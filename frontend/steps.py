@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import DeadlineError
 from ..runtime.protocol import Chunk, GenerateRequest, ScoreRequest, Scores
-from . import ir
+from . import ir, speculate
 from .answer import Answer, kept, logprob_lists, score_meta
+from .backends.base import ChunkSink
 from .choices import choose, mean_logprob
 from .sampling import merged
 
@@ -74,10 +75,24 @@ def begin_generation(branch: Branch, node: ir.Gen, variable: Variable) -> Pendin
             branch.go_on()
 
     branch.rid = request.rid
-    run.backend.submit(request, take)
+    _submit(branch, node, request, wants, take)
     if node.timeout is not None:
         run.backend.defer(lambda: _expire(branch, request.rid, node), node.timeout)
     return pending
+
+
+def _submit(branch: Branch, node: ir.Gen, request: GenerateRequest, wants: ir.Logprobs, take: ChunkSink) -> None:
+    """To the backend - or, where a remote service may be asked ahead, through what it has said already."""
+    run = branch.run
+    if not run.spec_tokens or not run.backend.speculates or not speculate.fits(node, request.params, wants):
+        branch.ahead = None
+        run.backend.submit(request, take)
+        return
+    answer = speculate.read_ahead(branch, request.params)
+    if answer is not None:
+        take(speculate.known(request.rid, answer, tuple(run.backend.encode(answer[0]))))
+    else:
+        speculate.Asking(branch, request, run.spec_tokens).submit(take)
 
 
 def _show(branch: Branch, node: ir.Gen, variable: Variable, chunk: Chunk, wants: ir.Logprobs) -> None:
@@ -207,7 +222,7 @@ def begin_selection(branch: Branch, node: ir.Select, variable: Variable) -> Pend
         if text not in wholes:
             raise ValueError(f"choices_method chose {text!r}, which is none of the choices")
         branch.ids += tuple(wholes[text])
-        branch.pending, branch.began = [], branch.began or "text"
+        branch.pending, branch.began, branch.ahead = [], branch.began or "text", None
         branch.show(text)
         variable.pieces.append(text)
         variable.value = text if node.read is None else _read(node, text)

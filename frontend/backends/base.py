@@ -73,6 +73,14 @@ class Worker:
             if self._jobs[0] is job:
                 self._change.notify()
 
+    def drain(self) -> None:
+        """Ends the thread after all jobs that are due."""
+        if threading.current_thread() is not self._thread:
+            done = threading.Event()
+            self.post(done.set)
+            done.wait(timeout=5.0)
+        self.close()
+
     def close(self) -> None:
         """Ends the thread after the job it is at."""
         with self._change:

@@ -34,7 +34,7 @@ def compile_schema(schema: Schema, *, whitespace: str = "json", lenient: bool = 
         document = Document(parsed, lenient=lenient, embedded_ids=text.count('"$id"') > (isinstance(parsed, dict) and "$id" in parsed))
         solver = Solver(document, annotates='"unevaluated' in text)
         emitter = Emitter(document, solver, style(whitespace))
-        start = emitter.value(frozenset((document.literal(parsed, ""),)) - {0})
+        start = emitter.value(frozenset((solver.plain(document.literal(parsed, "")),)) - {0})
         emitter.finish()
     except RecursionError:
         raise LimitError("the schema is nested too deep") from None

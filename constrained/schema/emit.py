@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, cast
 
 from ..errors import LimitError
@@ -37,6 +38,7 @@ class Emitter:
         self.rules: dict[str, Term] = {}
         self._terms: dict[tuple[Node, int], Term] = {}
         self._todo: list[tuple[str, Node, int]] = []
+        self._made: dict[object, Term] = {}
         self._place = ""
 
     def finish(self) -> None:
@@ -45,6 +47,14 @@ class Emitter:
             name, node, depth = self._todo.pop()
             self._place = self.document.places[min(node) >> 1] if node else ""
             self.rules[name] = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+
+    def _rule_once(self, key: object, make: Callable[[str], dict[str, Term]]) -> Term:
+        """A reference to the first of the rules that `make` makes from a name for them; made once for equal keys."""
+        if key not in self._made:
+            rules = make(f"m{len(self._made)}")
+            self.rules |= rules
+            self._made[key] = ref(next(iter(rules)))
+        return self._made[key]
 
     def add_rule(self, term: Term) -> Term:
         """A reference to a new rule with that term; short terms are not worth one."""
@@ -91,7 +101,7 @@ class Emitter:
                 excluded = cast(BooleanFacts, facts).excluded
                 return alt(*[lit(json.dumps(v)) for v in (True, False) if (values is None or v in values) and v not in excluded])
             case 4:
-                return numbers.term(cast(NumberFacts, facts), self.rules.__setitem__, f"d{len(self.rules)}")
+                return numbers.term(cast(NumberFacts, facts), self._rule_once)
             case 8:
                 return string_term(cast(StringFacts, facts))
             case 16:
@@ -181,14 +191,17 @@ class Emitter:
     def _object(self, facts: ObjectFacts, depth: int) -> Term:
         inner, separator = self.style.deeper(depth), self.style.item(depth)
         members: list[Member] = []
+        key = self.style.key.args[0] if self.style.key.op == "lit" else None
         for name in {**facts.properties, **facts.required}:
             required = name in facts.required
             allowed = not facts.names or self.solver.names_admit(facts.names, name)
             term = self.value(self.solver.property_node(facts, name), inner) if allowed else NOTHING
-            if term.op == "nothing" and required:
-                return NOTHING
             if term.op != "nothing":
-                members.append(Member(name, seq(lit(json.dumps(name, ensure_ascii=False)), self.style.key, term), required))
+                text = json.dumps(name, ensure_ascii=False)
+                term = seq(lit(text + key), term) if key else seq(lit(text), self.style.key, term)
+                members.append(Member(name, term, required))
+            elif required:
+                return NOTHING
         extra = self._extra(facts, inner)
         lo, hi = facts.lo, facts.hi
         if hi is not None and extra.op == "nothing" and hi >= len(members):
@@ -212,15 +225,15 @@ class Emitter:
 
     def _classes(self, facts: ObjectFacts, names: tuple[Names, ...]) -> list[tuple[Term, Node]]:
         """The undeclared names, divided by what their values must satisfy: by the patterns that they match."""
+        patterns = list(dict.fromkeys([p for rule, _ in facts.rules for p in (*rule.patterns, *rule.not_patterns)]))
+        if not patterns and any(literal == FALSE for _, literal in facts.rules):
+            return []
         declared = {**facts.properties, **facts.required}
         base = complement(alt(*map(lit, declared))) if declared else ANY_STRING
         if facts.names:
             base = both(base, self._names_term(facts.names))
-        patterns = list(dict.fromkeys(p for rule, _ in facts.rules for p in (*rule.patterns, *rule.not_patterns)))
         for some in names:
             base = both(base, self._names_set(some))
-        if any(rule.literals for rule, _ in facts.rules):
-            raise AssertionError("rules speak of patterns only")
         classes: list[tuple[Term, frozenset[str]]] = [(base, frozenset())]
         for pattern in patterns:
             term = self.solver.pattern(pattern, 0)

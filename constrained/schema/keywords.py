@@ -153,9 +153,33 @@ def _(solver: Solver, number: int, kind: int, value: list[Any]) -> Choice:
     return [[literal ^ 1] for literal in _children(solver, number, "allOf", value)]
 
 
+def _with_lists_joined(solver: Solver, number: int, keyword: str, value: list[Any]) -> list[Literal]:
+    """The alternatives of anyOf or oneOf, with those that only list values (a const each, very often) made one."""
+    if (number, keyword) not in solver.joined:
+        listed, others = [], []
+        for i, schema in enumerate(value):
+            known = solver.keywords(schema) if isinstance(schema, dict) and len(value) > 2 else ()
+            if known and known <= _LISTS and ("const" in schema) != ("enum" in schema):
+                bits = type_bits(schema["type"]) if "type" in schema else ANY_KIND
+                values = [schema["const"]] if "const" in schema else schema["enum"]
+                if all(type(item) is str for item in values) and bits & STRING:
+                    listed += values
+                    continue
+            others.append(solver.child(number, schema, keyword, i))
+        if listed and (keyword == "anyOf" or len(set(listed)) == len(listed)):
+            others.append(solver.made(number, {"type": "string", "enum": listed}))
+        elif listed:
+            others = _children(solver, number, keyword, value)
+        solver.joined[number, keyword] = others
+    return solver.joined[number, keyword]
+
+
+_LISTS = {"type", "enum", "const"}
+
+
 @enforces("anyOf")
 def _(solver: Solver, state: State, number: int, value: list[Any]) -> None:
-    literals = _children(solver, number, "anyOf", value)
+    literals = _with_lists_joined(solver, number, "anyOf", value)
     if solver.annotates and len(literals) <= MAX_SUBSETS:  # what each true alternative evaluates counts, not that of one alone
         state.choices.append([list(some) for n in range(1, len(literals) + 1) for some in combinations(literals, n)])
     elif 0 not in literals:
@@ -169,8 +193,7 @@ def _(solver: Solver, number: int, kind: int, value: list[Any]) -> Choice:
 
 @enforces("oneOf")
 def _(solver: Solver, state: State, number: int, value: list[Any]) -> None:
-    literals = _children(solver, number, "oneOf", value)
-    state.choices.append(solver.exactly_one(literals))
+    state.choices.append(solver.exactly_one(_with_lists_joined(solver, number, "oneOf", value)))
 
 
 @denies("oneOf")

@@ -34,9 +34,7 @@ class State:
         self.facts, self.seen, self.todo, self.choices = facts, seen, todo, choices
 
     def fork(self, also: Alternative, choices: list[Choice]) -> State:
-        facts = self.facts.fork()
-        facts.changed = False
-        return State(facts, self.seen.copy(), list(also), choices)
+        return State(self.facts.fork(), self.seen.copy(), list(also), choices)
 
 
 class Solver:
@@ -55,6 +53,8 @@ class Solver:
         self._patterns: dict[str, Term] = {}
         self._values: dict[int, tuple[Any, Literal]] = {}
         self._made: dict[tuple[int, object], Literal] = {}
+        self.joined: dict[tuple[int, str], list[Literal]] = {}
+        self._children: dict[int, Literal] = {}
         self._open: set[Node] = set()
 
     # ---- nodes ----------------------------------------------------------------------------------------------------------------
@@ -217,11 +217,12 @@ class Solver:
             return True
         if isinstance(facts, ObjectFacts):
             for name in facts.required:
+                if not facts.rules and len(facts.properties.get(name, ())) < 2:
+                    continue  # `impossible` has looked for FALSE
                 node = self.property_node(facts, name)
                 if FALSE in node or len(node) > 1 and self.empty(node):
                     return True
-                if facts.names and not self.names_admit(facts.names, name):
-                    return True
+            return bool(facts.names) and not all(self.names_admit(facts.names, name) for name in facts.required)
         return False
 
     def _ways_to_deny(self, number: int, kind: int) -> Choice | None:
@@ -247,13 +248,30 @@ class Solver:
     # ---- for the handlers -------------------------------------------------------------------------------------------------------
 
     def child(self, number: int, schema: Any, *path: str | int) -> Literal:
-        """The literal of a schema inside schema `number`."""
-        if type(schema) is Held:
-            return schema
-        known = self.document.numbers.get(id(schema))
-        if known is not None:
-            return 2 * known
-        return self.document.literal(schema, self.document.places[number] + "".join([f"/{escape(str(part))}" for part in path]))
+        """The literal of a schema inside schema `number`; of what it refers to, if it does nothing else."""
+        known = self._children.get(id(schema))
+        if known is None:
+            if type(schema) is Held:
+                return schema
+            document = self.document
+            literal = document.literal(schema, document.places[number] + "".join([f"/{escape(str(part))}" for part in path]))
+            known = self.plain(literal)
+            if literal > FALSE:  # then the document keeps the schema, and with it its id
+                self._children[id(schema)] = known
+        return known
+
+    def plain(self, literal: Literal) -> Literal:
+        """An equal literal: the target of a schema that has a $ref, or an allOf of one, and no other keyword."""
+        while True:
+            number = literal >> 1
+            schema = self.document.schemas[number]
+            keywords = self.keywords(schema) if len(schema) < 8 else ()
+            if keywords == {"$ref"}:
+                literal = self.document.target(number, schema["$ref"])
+            elif keywords == {"allOf"} and len(schema["allOf"]) == 1:
+                literal = self.child(number, schema["allOf"][0], "allOf", 0)
+            else:
+                return literal
 
     def made(self, number: int, schema: dict[Any, Any], key: object = None) -> Literal:
         """The literal of a schema written here, on behalf of schema `number`. With a `key`, made once."""

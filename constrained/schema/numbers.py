@@ -34,8 +34,8 @@ Table = list[tuple[bool, dict[int, list[str]]]]
 """By state: whether a numeral may end there, and the characters that lead to each next state. State 0 is the first."""
 
 
-def term(facts: NumberFacts, rule: Callable[[str, Term], None], name: str) -> Term:
-    """The numerals whose value satisfies `facts`. `rule` keeps rules, named from `name`, of what needs them."""
+def term(facts: NumberFacts, rules: Callable[[object, Callable[[str], dict[str, Term]]], Term]) -> Term:
+    """The numerals whose value satisfies `facts`. `rules(key, make)` keeps the rules of what needs them, and refers to the first."""
     if facts.values is not None:
         return alt(*[lit(text) for key, value in facts.values.items() if facts.admits(key) for text in _spellings(value)])
     steps = facts.multiples | ({Fraction(1)} if facts.integral else frozenset())
@@ -50,8 +50,7 @@ def term(facts: NumberFacts, rule: Callable[[str, Term], None], name: str) -> Te
     conditions = (integral, step if steps else None, least, most, facts.excluded, facts.not_multiples)
     if conditions == (None, None, None, None, frozenset(), frozenset()):
         return NUMBER
-    table = _table(conditions)
-    return _as_term(conditions) if len(table) <= SMALL and not _loops(table) else _as_rules(table, rule, name)
+    return _as_term(conditions) or rules(conditions, lambda name: _as_rules(_table(conditions), name))
 
 
 def _spellings(value: int | float) -> list[str]:
@@ -273,8 +272,11 @@ def _class(characters: list[str]) -> Term:
 
 
 @lru_cache(maxsize=512)
-def _as_term(conditions: tuple[Any, ...]) -> Term:
+def _as_term(conditions: tuple[Any, ...]) -> Term | None:
+    """The automaton as one term. None if it is large or loops, and so needs rules."""
     table, known = _table(conditions), dict[int, Term]()
+    if len(table) > SMALL or _loops(table):
+        return None
 
     def of(state: int) -> Term:
         if state not in known:
@@ -284,10 +286,8 @@ def _as_term(conditions: tuple[Any, ...]) -> Term:
     return of(0)
 
 
-def _as_rules(table: Table, rule: Callable[[str, Term], None], name: str) -> Term:
-    for state in range(len(table)):
-        rule(f"{name}.{state}", _state_term(table, state, lambda number: ref(f"{name}.{number}")))
-    return ref(f"{name}.0")
+def _as_rules(table: Table, name: str) -> dict[str, Term]:
+    return {f"{name}.{n}": _state_term(table, n, lambda number: ref(f"{name}.{number}")) for n in range(len(table))}
 
 
 __all__ = ["INTEGER", "NUMBER", "NOTHING", "plain", "term"]

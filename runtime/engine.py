@@ -60,7 +60,11 @@ class Engine:
         """Validates, encodes and compiles: one Request for each of the n outputs. Raises RequestError, UnsupportedError.
 
         Takes as long as the text and the grammar are large; call it off the step loop."""
-        return self.door.prepare(request)
+        requests = self.door.prepare(request)
+        for one in requests:
+            if one.matcher is not None:  # what the grammar forces from the start is computed with the prompt
+                one.unsent = self._after_grammar(one)
+        return requests
 
     def submit(self, request: GenerateRequest | list[Request]) -> None:
         """Queues a request, prepared or not. Raises what `prepare` raises, and QueueFullError."""
@@ -145,7 +149,7 @@ class Engine:
         for i, item in enumerate(plan.items):
             begin, end = batch.row_start[i], batch.row_start[i + 1]
             self._note_logprobs(item, logits[begin:end])
-            if item.samples and item.request.max_new_tokens > 0:
+            if item.samples and item.request.draws:
                 drawing.append((item, end - 1))
         if not drawing:
             return {}
@@ -201,17 +205,17 @@ class Engine:
         if not reached_end:
             return None
         text = ""
+        request.first_token = request.first_token or time.monotonic()
         if token is None:
-            request.finish = FinishReason("length")  # max_new_tokens=0: computing the prompt was all
+            request.finish = request.finish or FinishReason("length")  # max_new_tokens=0
         else:
             request.last_token = time.monotonic()
-            request.first_token = request.first_token or request.last_token
             text = append_token(request, token)
             if request.matcher is not None and request.finish is None:
                 if not request.matcher.advance(token):
                     raise EngineError(f"token {token} passed the mask and was refused by the grammar")
                 text += self._after_grammar(request)
-        if request.finish is not None:
+        if request.finish is not None and request.next_logprob >= len(request.ids):
             self.scheduler.settle(request)
             self._forget(request)
             return final_chunk(request, text)

@@ -43,7 +43,10 @@ def close(request: Request) -> str:
 
 def next_chunk(request: Request, text: str, *, held: int) -> Chunk | None:
     """The piece since the last one. The last `held` ids are kept back: they may still be replaced."""
-    until = max(request.output_len - held, request.emitted)
+    until = request.output_len - held
+    if request.source.logprobs:  # forced ids go out when their logprobs are known
+        until = min(until, request.next_logprob - request.prompt_len)
+    until = max(until, request.emitted)
     chunk = _chunk(request, text, until)
     return chunk if chunk.text or chunk.token_ids or chunk.prompt_logprobs else None
 
@@ -66,6 +69,7 @@ def _chunk(request: Request, text: str, until: int, *, last: bool = False) -> Ch
     end = request.prompt_len + until
     first = request.emitted == 0 and (until > 0 or last)
     request.emitted = until
+    text, request.unsent = request.unsent + text, ""
     origin = request.logprob_from
     known = request.logprobs
     return Chunk(

@@ -49,6 +49,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of positions logprob_from.. , as far as known
     first_logprobs: tuple[tuple[int, float], ...] = ()
     emitted: int = 0  # ids of the output that a chunk has carried
+    unsent: str = ""  # text that goes out with the next chunk
     first_token: float | None = None
     last_token: float | None = None
     finish: FinishReason | None = None
@@ -91,7 +92,12 @@ class Request:
     @property
     def needs_logits(self) -> bool:
         """True if the last row's logits are used: to draw the next id, or because ids' logprobs there are asked for."""
-        return self.max_new_tokens > 0 or bool(self.source.token_ids_logprob)
+        return self.draws or bool(self.source.token_ids_logprob)
+
+    @property
+    def draws(self) -> bool:
+        """False if computing the ids that are there is all: max_new_tokens=0, or the grammar forced the whole answer."""
+        return self.max_new_tokens > 0 and self.finish is None
 
     @property
     def deadline(self) -> float | None:

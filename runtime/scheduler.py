@@ -118,7 +118,7 @@ class Scheduler:
         request.lease, request.computed = lease, len(lease.slots)
         if request.started is None:
             request.started = time.monotonic()
-            request.cached_tokens = request.computed
+            request.cached_tokens = min(request.computed, request.prompt_len)
         self.admissions += 1
         self.waiting.remove(request)
         self.running.append(request)

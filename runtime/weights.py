@@ -197,7 +197,10 @@ class _FromFile:
         if role not in ("q", "k") or not (self._is_gguf and self._shape.family.gguf_interleaved):
             return value
         heads = self._shape.n_heads if role == "q" else self._shape.n_kv_heads
-        return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+        order = torch.arange(len(value)).view(heads, -1, 2).transpose(1, 2).flatten()
+        rows = value.reshape(len(value), -1).view(torch.uint8).numpy()
+        # numpy copies whole rows in this thread; torch would wake all of its own for each of these small copies
+        return torch.from_numpy(rows[order.numpy()]).view(value.dtype).view(value.shape)
 
 
 class _Dummy:

@@ -8,12 +8,16 @@ void quantise(const float* x, int inputs, int8_t* q, BlockScale* scale) {
   constexpr int N = BLOCK / VL;
   const vf round = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to the nearest whole number
   for (int b = 0; b < inputs / BLOCK; b++, x += BLOCK, q += BLOCK, scale++) {
-    vf v[N], size = vf{};
+    vf v[N];
+    vi size = vi{};  // sizes compared as whole numbers: the same order, and a NaN is larger than all
     for (int i = 0; i < N; i++) {
       v[i] = load(x + i * VL);
-      size = max(v[i] < 0 ? -v[i] : v[i], size);
+      vi bits = bits_as<vi>(v[i]) & 0x7fffffff;
+      size = bits > size ? bits : size;
     }
-    float most = largest(size), d = most / 127.f, inverse = d > 0 ? 127.f / most : 0.f;
+    int32_t most_bits = 0;
+    for (int i = 0; i < VL; i++) most_bits = std::max(most_bits, size[i]);
+    float most = bits_as<float>(most_bits), d = most / 127.f, inverse = d > 0 ? 127.f / most : 0.f;
     vi first = vi{}, sum = vi{};
     for (int i = 0; i < N; i++) {
       vi whole = bits_as<vi>(fma(v[i], splat(inverse), round)) - 0x4b400000;

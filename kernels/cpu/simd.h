@@ -61,7 +61,6 @@ inline vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-inline vf max(vf a, vf b) { return a > b ? a : b; }
 
 inline float half_to_float(half h) {
 #if defined(__F16C__)

@@ -1,0 +1,60 @@
+"""get_kernels says what it chose and why, and never falls back in silence."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramet.kernels import KernelError, get_kernels
+from ramet.kernels.cpu import library
+from ramet.runtime import native
+
+from .conftest import cpu_kernels
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMET_CXX", "none")
+    native.compiler.cache_clear()
+    library.load.cache_clear()
+    yield
+    native.compiler.cache_clear()
+    library.load.cache_clear()
+
+
+def test_an_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(KernelError, match="'fast'.*auto, cpu, reference"):
+        get_kernels(choice="fast")
+
+
+@pytest.mark.parametrize("option", [{"device": "tpu"}, {"dtype": "int3"}, {"threads": 0}, {"device": "cuda:0", "choice": "cpu"}])
+def test_what_cannot_be_is_refused(option: dict) -> None:
+    with pytest.raises(KernelError):
+        get_kernels(**option)
+
+
+def test_auto_is_the_compiled_peer_and_says_so() -> None:
+    cpu_kernels()
+    peer = get_kernels("cpu")
+    assert peer.name == "cpu" and "compiled" in peer.why and "\n" not in peer.why
+
+
+def test_auto_without_a_compiler_is_the_reference_and_says_what_it_costs(no_compiler: None) -> None:
+    peer = get_kernels("cpu")
+    assert peer.name == "reference"
+    assert "slower" in peer.why and "no C++ compiler" in peer.why
+
+
+def test_cpu_by_name_without_a_compiler_is_an_error(no_compiler: None) -> None:
+    with pytest.raises(KernelError, match="no C\\+\\+ compiler"):
+        get_kernels("cpu", "cpu")
+
+
+def test_an_instruction_set_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(KernelError, match="choose one of"):
+        library.load("sse9")
+
+
+def test_dtypes_reach_the_peer() -> None:
+    assert get_kernels("cpu", "reference", "bfloat16").activation_dtype == torch.bfloat16
+    assert cpu_kernels(dtype="float32").kv_dtype == torch.float32
+    assert cpu_kernels(dtype="bfloat16").kv_dtype == torch.bfloat16

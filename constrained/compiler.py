@@ -11,6 +11,7 @@ from .engines import get_engine
 from .errors import GrammarError
 from .grammar import GrammarSource, alt, lit
 from .matcher import Matcher
+from .python_types import schema_of
 from .regex import from_regex
 from .vocabulary import Vocabulary
 
@@ -131,7 +132,7 @@ class GrammarCompiler:
         if kind == "json_schema" or kind == "json_object":
             from .json_schema import compile_schema
 
-            return compile_schema({"type": "object"} if kind == "json_object" else source, whitespace=whitespace, lenient=lenient)
+            return compile_schema({"type": "object"} if kind == "json_object" else text, whitespace=whitespace, lenient=lenient)
         return None, []  # lark and ebnf: the engine reads the text
 
     def _remember(self, key: tuple[Any, ...], found: Grammar | GrammarError) -> None:
@@ -161,7 +162,7 @@ def _canonical(kind: str, source: Any) -> str:
         return json.dumps(list(source))
     if kind == "json_schema":
         try:
-            return source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
+            return source if isinstance(source, str) else json.dumps(schema_of(source), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"json_schema: not JSON: {error}") from None
     if not isinstance(source, str):

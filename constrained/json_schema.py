@@ -53,7 +53,7 @@ def _read(schema: Schema) -> tuple[str, Any]:
         elif isinstance(schema, dict | bool):
             text, parsed = json.dumps(schema, ensure_ascii=False), schema
         else:
-            raise GrammarError(f"not a schema: an object, a boolean or JSON text is due, not {describe(schema)}")
+            raise GrammarError(f"not a schema: an object, a boolean or JSON text is due, not {describe(schema)} (for types: schema_of)")
     except RecursionError:
         raise LimitError("the schema is nested too deep") from None
     except (ValueError, TypeError) as error:

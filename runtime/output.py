@@ -29,6 +29,8 @@ def append_jump(request: Request, jump: Jump) -> str:
         del request.logprobs[max(0, keep - request.logprob_from) :]
     request.ids.extend(jump.ids)
     request.forced_tokens += len(jump.ids) - jump.give_back
+    request.forced_at = {position for position in request.forced_at if position < keep}
+    request.forced_at.update(range(keep + jump.give_back, len(request.ids)))
     request.matcher.advance_bytes(jump.new_bytes)
     text = _scan(request, request.stream.push_bytes(jump.new_bytes))
     if request.finish is None and request.matcher.finished:
@@ -77,6 +79,7 @@ def _chunk(request: Request, text: str, until: int, *, last: bool = False) -> Ch
         index=request.index,
         text=text,
         token_ids=tuple(request.ids.view[begin:end].tolist()),
+        forced=tuple(position in request.forced_at for position in range(begin, end)) if request.forced_at else (),
         logprobs=() if origin is None else tuple(known[begin - origin : end - origin]),
         prompt_logprobs=tuple(known[: request.prompt_len - origin]) if first and origin is not None else (),
     )

@@ -123,6 +123,7 @@ class Chunk:
     index: int = 0  # which of the n outputs
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    forced: tuple[bool, ...] = ()  # which of them the grammar appended without a draw; empty: none
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # positions logprob_start.., in the first chunk of index 0
     first_logprobs: tuple[tuple[int, float], ...] = ()  # for token_ids_logprob

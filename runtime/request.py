@@ -46,6 +46,7 @@ class Request:
 
     # what came out; by the engine
     forced_tokens: int = 0
+    forced_at: set[int] = field(default_factory=set)  # positions of forced ids
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of positions logprob_from.. , as far as known
     first_logprobs: tuple[tuple[int, float], ...] = ()
     emitted: int = 0  # ids of the output that a chunk has carried

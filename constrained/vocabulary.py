@@ -22,7 +22,7 @@ class Vocabulary:
             raise GrammarError(f"eos id {min(bad)} is outside the vocabulary of {len(self.token_bytes)} tokens")
         if self.eos_ids:
             self.token_bytes = tuple([None if i in self.eos_ids else text for i, text in enumerate(self.token_bytes)])
-        self._native: dict[int, Any] = {}  # compiled view by store size, made on first use
+        self.views: dict[Any, Any] = {}  # what engines make of it on first use, by their own keys
 
     def __len__(self) -> int:
         return len(self.token_bytes)

@@ -23,7 +23,7 @@ def build(vocabulary: Vocabulary, kind: str, text: str, terms: GrammarSource | N
 
         warnings.warn(f"constraints run in pure Python, some hundred times slower: {error}", RuntimeWarning, stacklevel=2)
         return python.build(vocabulary, kind, text, terms, limits)
-    shared = vocabulary._native.get(limits.store_bytes)
+    shared = vocabulary.views.get(limits.store_bytes)
     if shared is None:
-        shared = vocabulary._native.setdefault(limits.store_bytes, NativeVocabulary(vocabulary, limits.store_bytes))
+        shared = vocabulary.views.setdefault(limits.store_bytes, NativeVocabulary(vocabulary, limits.store_bytes))
     return NativeAutomaton(shared, terms, whole=kind in ("regex", "choice"), byte_limit=limits.grammar_bytes)

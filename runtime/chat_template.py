@@ -3,6 +3,7 @@
 The environment is the one that templates on the Hugging Face hub are written for: trimmed blocks, loop controls, the
 `generation` tag, `tojson` without HTML escapes, `raise_exception` and `strftime_now`.
 """
+
 from __future__ import annotations
 
 import json
@@ -109,7 +110,7 @@ def _environment() -> Any:
     class Generation(Extension):
         """{% generation %} ... {% endgeneration %} marks the assistant's own text for training; here it only prints it."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 (jinja2 asks for this attribute)
 
         def parse(self, parser: Any) -> nodes.Node:
             line = next(parser.stream).lineno

@@ -4,6 +4,7 @@ The layout is that of the GGUF specification, versions 2 and 3, little-endian: h
 tensor data. The `gguf` package knows it too, but makes a Python object of every vocabulary entry, which takes seconds a
 start; here arrays of strings stay in the file until someone asks. Unpacking of blocks is left to that package.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -23,7 +24,13 @@ from ..kernels.interface import PackedWeight
 from .errors import CorruptModelError, ModelNotFoundError, UnsupportedError
 
 PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-PACKED = {2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 14: ("Q6_K", 256, 210)}  # name, block, bytes
+PACKED = {
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    14: ("Q6_K", 256, 210),
+}  # name, block, bytes
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # value type -> struct code
 STRING, ARRAY = 8, 9
@@ -79,7 +86,9 @@ class GGUFFile:
         try:
             self._read_header()
         except (struct.error, OverflowError, RecursionError) as error:
-            raise CorruptModelError(f"{path}: truncated or damaged: its header ends at byte {self._position}; fetch the file again") from error
+            raise CorruptModelError(
+                f"{path}: truncated or damaged: its header ends at byte {self._position}; fetch the file again"
+            ) from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -126,10 +135,8 @@ class GGUFFile:
                 raise CorruptModelError(f"{self.path}: tensor {name} of shape {shape} cannot be made of blocks of {block}")
             nbytes = prod(shape) // block * size
         else:
-            raise UnsupportedError(
-                f"{self.path}: tensor {name} is {_type_name(kind)}; read are F32, F16, BF16, {', '.join(sorted(p[0] for p in PACKED.values()))}",
-                field="model_path",
-            )
+            known = ", ".join(["F32", "F16", "BF16", *sorted(entry[0] for entry in PACKED.values())])
+            raise UnsupportedError(f"{self.path}: tensor {name} is {_type_name(kind)}; read are {known}", field="model_path")
         if offset + nbytes > len(self._map):
             raise CorruptModelError(
                 f"{self.path}: truncated: tensor {name} ends at byte {offset + nbytes}, the file at {len(self._map)}; fetch the file again"

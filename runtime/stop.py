@@ -1,4 +1,5 @@
 """Finds stop strings and stop regexes in text that arrives in pieces, and holds back what may become one."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -2,6 +2,7 @@
 
 Everything that turns ids into text goes through bytes, so that `decode` and `TextStream` cannot disagree.
 """
+
 from __future__ import annotations
 
 import codecs

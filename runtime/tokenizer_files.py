@@ -1,4 +1,5 @@
 """Opens a model's tokenizer: from a GGUF file (converted once and kept), or from the files of a Hugging Face folder."""
+
 from __future__ import annotations
 
 import hashlib
@@ -21,8 +22,17 @@ from .tokenizer import Tokenizer
 
 CONVERSION = "1"  # part of the cache key: raise it when tokenizer_gguf.py gives other results
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>", "<|end|>", "<end_of_turn>")
+TOKEN_IDS = {"bos": "bos_token", "eos": "eos_token", "eot": "", "eom": "", "unknown": "unk_token", "padding": "pad_token"}  # in a GGUF file
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
-SLOW_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json", "config.json")
+SLOW_FILES = (
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "config.json",
+)
 
 
 def load_tokenizer(files: ModelFiles, config: EngineConfig) -> Tokenizer:
@@ -53,14 +63,18 @@ def _from_gguf(file: GGUFFile, template: str | None) -> Tokenizer:
 
     backend = _kept(file.fingerprint, lambda: from_gguf(file))
     meta = file.metadata
-    ids = {name: meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
-    texts = {"bos_token": ids["bos"], "eos_token": ids["eos"], "unk_token": ids["unknown"], "pad_token": ids["padding"]}
-    named = {name: backend.id_to_token(i) for name, i in texts.items() if i is not None}
-    ends = {ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None}
-    templates = {"default": text for text in (template or meta.get("tokenizer.chat_template"),) if text}
-    if tool_template := meta.get("tokenizer.chat_template.tool_use") if not template else None:
-        templates["tool_use"] = tool_template
-    return Tokenizer(backend, bos_id=ids["bos"], eos_ids=_ends(backend, ends), named=named, chat_templates=templates)
+    ids: dict[str, int] = {n: i for n in TOKEN_IDS if isinstance(i := meta.get(f"tokenizer.ggml.{n}_token_id"), int)}
+    named = {name: backend.id_to_token(ids[n]) for n, name in TOKEN_IDS.items() if name and n in ids}
+    templates = {"default": template or meta.get("tokenizer.chat_template")}
+    if not template:
+        templates["tool_use"] = meta.get("tokenizer.chat_template.tool_use")
+    return Tokenizer(
+        backend,
+        bos_id=ids.get("bos"),
+        eos_ids=_ends(backend, {ids[n] for n in ("eos", "eot", "eom") if n in ids}),
+        named={name: text for name, text in named.items() if text},
+        chat_templates={name: text for name, text in templates.items() if text},
+    )
 
 
 def _kept(key: str, make: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:

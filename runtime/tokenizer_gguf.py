@@ -3,6 +3,7 @@
 Two kinds: "gpt2" (byte-level BPE, merges in the file, text first split by the rule that `tokenizer.ggml.pre` names) and
 "llama" (sentencepiece BPE with byte fallback; its merges follow from the scores).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,9 +18,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
 # How text is cut before merging, by tokenizer.ggml.pre. The rules belong to the models' published tokenizers.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -53,7 +52,9 @@ def from_gguf(file: GGUFFile) -> Tokenizer:
     if len(tokens) != len(types):
         raise CorruptModelError(f"{file.path}: {len(tokens)} tokens and {len(types)} token types")
     tokenizer = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, types)
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, types, strict=True) if k in (UNKNOWN, CONTROL)])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, types, strict=True) if k in (UNKNOWN, CONTROL)]
+    )
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED])
     _add_borders(tokenizer, file, tokens)
     return tokenizer
@@ -62,7 +63,9 @@ def from_gguf(file: GGUFFile) -> Tokenizer:
 def _byte_level(file: GGUFFile, tokens: Sequence[str]) -> Tokenizer:
     pre = file.metadata.get("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
-        raise UnsupportedError(f"{file.path}: pre-tokenizer {pre!r} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}", field="tokenizer_path")
+        raise UnsupportedError(
+            f"{file.path}: pre-tokenizer {pre!r} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}", field="tokenizer_path"
+        )
     merges = [tuple(merge.split(" ", 1)) for merge in _array(file, "merges")]
     try:
         model = models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
@@ -83,7 +86,9 @@ def _sentencepiece(file: GGUFFile, tokens: Sequence[str], types: Sequence[int]) 
         raise CorruptModelError(f"{file.path}: {len(tokens)} tokens and {len(scores)} scores")
     unknown = next((t for t, k in zip(tokens, types, strict=True) if k == UNKNOWN), None)
     vocab = {t: i for i, t in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(tokens, types, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=_merges(tokens, types, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
     prefixed = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefixed else spaces
@@ -102,7 +107,11 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
 
 def _add_borders(tokenizer: Tokenizer, file: GGUFFile, tokens: Sequence[str]) -> None:
     """BOS and EOS around a text, where the file asks for them or its kind has them without being asked."""
-    by_itself = file.metadata["tokenizer.ggml.model"] == "llama" or file.metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3")
+    by_itself = file.metadata["tokenizer.ggml.model"] == "llama" or file.metadata.get("tokenizer.ggml.pre") in (
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+    )
     parts, special = ["$A"], []
     for name, default, before in (("bos", by_itself, True), ("eos", False, False)):
         id_ = file.metadata.get(f"tokenizer.ggml.{name}_token_id")

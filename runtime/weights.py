@@ -3,6 +3,7 @@
 Files are mapped, not read: a tensor's pages come in when it is first touched. Blocks of GGUF stay packed unless `dtype`
 asks for plain numbers.
 """
+
 from __future__ import annotations
 
 import json
@@ -116,7 +117,12 @@ def _assemble(shape: ModelConfig, tensors: _Tensors) -> DecoderWeights:
 
 
 def _layer(shape: ModelConfig, tensors: _Tensors, i: int) -> LayerWeights:
-    hidden, mlp, queries, keys = shape.hidden_size, shape.intermediate_size, shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    hidden, mlp, queries, keys = (
+        shape.hidden_size,
+        shape.intermediate_size,
+        shape.n_heads * shape.head_dim,
+        shape.n_kv_heads * shape.head_dim,
+    )
 
     def linear(role: str, out: int, inner: int, biased: bool) -> Linear:
         return Linear(tensors.matrix(role, i, out, inner), tensors.vector(role, i, out, part="bias") if biased else None)
@@ -172,10 +178,14 @@ class _FromFile:
         return value
 
     def finish(self) -> None:
-        unused = sorted(n for n in self._unused if not n.endswith("rotary_emb.inv_freq") and not (self._shape.tied and n == "lm_head.weight"))
+        unused = sorted(
+            n for n in self._unused if not n.endswith("rotary_emb.inv_freq") and not (self._shape.tied and n == "lm_head.weight")
+        )
         if unused:
             some = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-            raise CorruptModelError(f"{self._source.path}: tensors that a {self._shape.family.name} model of this config does not have: {some}")
+            raise CorruptModelError(
+                f"{self._source.path}: tensors that a {self._shape.family.name} model of this config does not have: {some}"
+            )
 
     def _name(self, role: str, layer: int | None, part: str) -> str:
         stem = (OUTER if layer is None else LAYER)[role][0 if self._is_gguf else 1]
@@ -270,7 +280,9 @@ class SafetensorsFolder:
             hint = "pickled weights are never read, convert them to safetensors" if pickled else "model.safetensors is needed"
             raise ModelNotFoundError(f"{self.path} holds no weights: {hint}; or load_format='dummy' for random ones")
         if len(files) > 1:
-            raise CorruptModelError(f"{self.path}: {len(files)} safetensors files and no model.safetensors.index.json that says which belong together")
+            raise CorruptModelError(
+                f"{self.path}: {len(files)} safetensors files and no model.safetensors.index.json that says which belong together"
+            )
         return dict.fromkeys(self._open(files[0]).keys(), files[0])
 
     def _open(self, path: Path) -> Any:

@@ -1,4 +1,5 @@
 """Fixtures that several folders share. Models are pulled once, by the same code that users run."""
+
 import pytest
 
 from ramet.runtime.hub import ModelFiles, resolve

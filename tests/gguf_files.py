@@ -1,4 +1,5 @@
 """Small GGUF files, written by the gguf package."""
+
 import gguf
 import numpy as np
 

@@ -1,4 +1,5 @@
 """The same weights in transformers, in float32: what logits and ids must equal."""
+
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers must never wait for a network in tests

@@ -1,4 +1,5 @@
 """One forward pass of whole sequences, for tests of models."""
+
 import torch
 
 from ramet.kernels.interface import AttnMeta, DecoderInput
@@ -20,7 +21,7 @@ def whole(sequences: list[list[int]]) -> DecoderInput:
     meta = AttnMeta(i32(starts), i32(lengths), tables, max(lengths), max(lengths))
     positions = [p for n in lengths for p in range(n)]
     rows = i32(range(starts[-1]))
-    return DecoderInput(i32(sum(sequences, [])), i32(positions), rows, rows, meta)
+    return DecoderInput(i32([i for ids in sequences for i in ids]), i32(positions), rows, rows, meta)
 
 
 def logits(loaded, sequences: list[list[int]]) -> list[torch.Tensor]:

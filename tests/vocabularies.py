@@ -1,4 +1,5 @@
 """Two small tokenizers of the two kinds, made by hand: sentencepiece with byte fallback, and byte-level BPE."""
+
 import gguf
 from gguf_files import write_vocabulary
 
@@ -10,7 +11,8 @@ def write_sentencepiece(path, **metadata):
     tokens = [("<unk>", UNKNOWN, 0.0), ("<s>", CONTROL, 0.0), ("</s>", CONTROL, 0.0)]
     tokens += [(f"<0x{b:02X}>", BYTE, 0.0) for b in range(256)]
     tokens += [("[INST]", USER, 0.0)]
-    words = "▁▁ ▁▁▁▁ he ll hell ello hello ▁he ▁hello ▁two ▁tw wo in ing ▁t ▁tr ail iling ai il trail de ent dent ▁lead ead le ad né 漢字".split()
+    words = ["▁▁", "▁▁▁▁", "he", "ll", "hell", "ello", "hello", "▁he", "▁hello", "▁two", "▁tw", "wo", "in", "ing", "▁t", "▁tr", "ail"]
+    words += ["iling", "ai", "il", "trail", "de", "ent", "dent", "▁lead", "ead", "le", "ad", "né", "漢字"]
     tokens += [(word, NORMAL, -1.0 - i) for i, word in enumerate(words)]
     letters = sorted({c for word in words for c in word} | set("▁abcdefghijklmnopqrstuvwxyzé!"))
     tokens += [(c, NORMAL, -100.0 - i) for i, c in enumerate(letters)]

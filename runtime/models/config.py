@@ -1,4 +1,5 @@
 """What a model's files say about its shape."""
+
 from __future__ import annotations
 
 import json
@@ -55,7 +56,9 @@ class ModelConfig:
     def _from_hf(cls, get: _Fields) -> ModelConfig:
         kind = family((get.optional("architectures", list) or [get.text("model_type")])[0])
         if get.optional("quantization_config", dict):
-            raise UnsupportedError(f"{get.path}: quantization_config: quantised safetensors are not read; use the model's GGUF file", field="model_path")
+            raise UnsupportedError(
+                f"{get.path}: quantization_config: quantised safetensors are not read; use the model's GGUF file", field="model_path"
+            )
         if get.optional("hidden_act", str) not in (None, "silu"):
             raise UnsupportedError(f"{get.path}: hidden_act {get.values['hidden_act']!r}; only silu is computed")
         rope = get.optional("rope_parameters", dict) or {}
@@ -98,7 +101,9 @@ class ModelConfig:
                 raise UnsupportedError(f"{get.path}: {p}{expert}: mixtures of experts are not implemented")
         return cls(
             family=kind,
-            vocab_size=get.size(p + "vocab_size", file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None),
+            vocab_size=get.size(
+                p + "vocab_size", file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None
+            ),
             hidden_size=hidden,
             intermediate_size=get.size(p + "feed_forward_length"),
             n_layers=get.size(p + "block_count"),

@@ -1,4 +1,5 @@
 """The two halves of a decoder layer, written over the kernels. x is (T, hidden): one row a token, all sequences together."""
+
 from __future__ import annotations
 
 from torch import Tensor
@@ -6,7 +7,9 @@ from torch import Tensor
 from ...kernels.interface import DecoderInput, DecoderWeights, Kernels, LayerWeights
 
 
-def attention(kernels: Kernels, x: Tensor, layer: LayerWeights, weights: DecoderWeights, batch: DecoderInput, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+def attention(
+    kernels: Kernels, x: Tensor, layer: LayerWeights, weights: DecoderWeights, batch: DecoderInput, pool_k: Tensor, pool_v: Tensor
+) -> Tensor:
     """Grouped-query attention of every row to its own sequence. Pools are (slots, G, D) of this layer; K and V are stored first."""
     heads, kv_heads, size = weights.n_heads, weights.n_kv_heads, weights.head_dim
     q = kernels.linear(x, layer.q).view(-1, heads, size)

@@ -1,4 +1,5 @@
 """The Llama family: Llama, SmolLM2, Mistral, Qwen2 and Qwen3 differ in their config only."""
+
 from __future__ import annotations
 
 import torch

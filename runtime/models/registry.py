@@ -1,4 +1,5 @@
 """The model families that Ramet computes, by the names that model files give them."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 """Rotary position embedding: the angle of each position and pair of dimensions, and its scalings to longer contexts."""
+
 from __future__ import annotations
 
 import math

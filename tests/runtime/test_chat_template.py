@@ -1,4 +1,5 @@
 """Chats rendered as transformers renders them, and what a template may not do."""
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 from vocabularies import write_sentencepiece
@@ -11,7 +12,9 @@ from ramet.runtime.tokenizer_files import load_tokenizer
 
 TURN = "{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}"
 TEMPLATES = {
-    "plain": "{{ bos_token }}{% for m in messages %}\n    " + TURN + "\n{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+    "plain": "{{ bos_token }}{% for m in messages %}\n    "
+    + TURN
+    + "\n{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
     "trimmed, no BOS": "{% for m in messages %}{{ '[' + m['role'] + '] ' + m['content'] | trim + '\n' }}{% endfor %}",
     "loop controls": "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}" + TURN + "{% endfor %}",
     "generation tag": "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
@@ -22,11 +25,11 @@ TEMPLATES = {
     "tools": "{{ bos_token }}{% if tools %}{% for t in tools %}{{ t | tojson(indent=2) }}\n{% endfor %}{% endif %}{% for m in messages %}"
     + TURN
     + "{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{% endif %}{% endfor %}",
-    "namespace and slices": "{%- set ns = namespace(found=false) -%}{{ bos_token }}{%- for m in messages[::-1] -%}{%- if not ns.found and m.role == 'user' -%}"
-    "{%- set ns.found = true -%}{{ m.content.split('b')[0].strip() }}{%- endif -%}{%- endfor -%}",
+    "namespace and slices": "{%- set ns = namespace(found=false) -%}{{ bos_token }}{%- for m in messages[::-1] -%}"
+    "{%- if not ns.found and m.role == 'user' -%}{%- set ns.found = true -%}{{ m.content.split('b')[0].strip() }}{%- endif -%}{%- endfor -%}",
 }
 MESSAGES = [
-    {"role": "system", "content": " You <answer> & \"say\" né. "},
+    {"role": "system", "content": ' You <answer> & "say" né. '},
     {"role": "user", "content": "abc\n"},
     {"role": "assistant", "content": "Hi 🫠", "tool_calls": [{"function": {"name": "look", "arguments": {"é": [1, None, "<"]}}}]},
 ]
@@ -88,7 +91,9 @@ def test_a_prefix_of_a_chat_is_a_prefix_of_its_ids(embedded_model):
     second = [*first, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "more"}]
     prompt = tokenizer.encode_chat(first)
     assert tokenizer.encode_chat(second)[: len(prompt)] == prompt
-    begun = tokenizer.encode_chat([*first, {"role": "assistant", "content": "Hello."}], add_generation_prompt=False, continue_final_message=True)
+    begun = tokenizer.encode_chat(
+        [*first, {"role": "assistant", "content": "Hello."}], add_generation_prompt=False, continue_final_message=True
+    )
     assert begun[: len(prompt)] == prompt
 
 

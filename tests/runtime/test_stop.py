@@ -1,4 +1,5 @@
 """Stop strings and regexes over text in pieces (how it is cut must never matter)."""
+
 import re
 
 import pytest

@@ -1,4 +1,5 @@
 """Text that arrives token by token: never half a character, never the prompt, never another space."""
+
 import itertools
 
 import pytest

@@ -1,4 +1,5 @@
 """Encoding, decoding and tokenizers from GGUF and folders, against transformers on the same vocabulary."""
+
 import json
 
 import pytest
@@ -174,7 +175,7 @@ def test_vocabulary_that_is_not_known_is_refused(kept, tmp_path, metadata, error
 
 
 def test_unknown_split_is_refused(kept, tmp_path):
-    with pytest.raises(UnsupportedError, match="'viking'.*known: deepseek-r1-qwen, default"):
+    with pytest.raises(UnsupportedError, match=r"'viking'.*known: deepseek-r1-qwen, default"):
         load_tokenizer(resolve(write_byte_level(tmp_path / "v.gguf", "viking")), EngineConfig())
 
 

@@ -1,4 +1,5 @@
 """Readers of weights: what they give, and what they refuse."""
+
 import json
 import struct
 from pathlib import Path
@@ -91,7 +92,9 @@ def test_packed_weights_are_the_pages_of_the_file(embedded_model):
 def test_gguf_of_other_families(tmp_path):
     """Qwen2 rows are not interleaved, and its biases are found."""
     hidden, keys = TINY["hidden"], 128
-    bias = [(f"blk.{i}.attn_{r}.bias", np.full(n, i + 1.0, np.float32)) for i in range(2) for r, n in (("q", hidden), ("k", keys), ("v", keys))]
+    bias = [
+        (f"blk.{i}.attn_{r}.bias", np.full(n, i + 1.0, np.float32)) for i in range(2) for r, n in (("q", hidden), ("k", keys), ("v", keys))
+    ]
     path = write_model(tmp_path / "m.gguf", architecture="qwen2", extra=bias)
     loaded = load_model(resolve(path), EngineConfig())
     assert torch.equal(loaded.weights.layers[1].q.weight, GGUFFile(path).load("blk.1.attn_q.weight"))
@@ -111,7 +114,11 @@ def test_rope_factors_of_a_gguf_file_divide_the_frequencies(tmp_path):
     [
         ({"drop": ["blk.1.ffn_up.weight"]}, CorruptModelError, "blk.1.ffn_up.weight is missing"),
         ({"extra": [("blk.0.attn_q_norm.weight", np.ones(64, np.float32))]}, CorruptModelError, "does not have: blk.0.attn_q_norm.weight"),
-        ({"drop": ["output_norm.weight"], "extra": [("output_norm.weight", np.ones(7, np.float32))]}, CorruptModelError, r"shape \(7,\).*\(256,\)"),
+        (
+            {"drop": ["output_norm.weight"], "extra": [("output_norm.weight", np.ones(7, np.float32))]},
+            CorruptModelError,
+            r"shape \(7,\).*\(256,\)",
+        ),
         ({"architecture": "mamba"}, UnknownArchitectureError, "'mamba'.*known: LlamaForCausalLM"),
         ({"quantization": "Q5_0"}, UnsupportedError, "Q5_0; read are F32, F16, BF16, Q4_0"),
         ({"metadata": [("llama.rope.scaling.type", "longrope")]}, UnsupportedError, "longrope"),
@@ -165,7 +172,13 @@ def test_a_damaged_header_never_crashes(whole_file, tmp_path_factory, data):
 
 def hf_folder(folder, **tensors):
     LlamaConfig(
-        vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16, tie_word_embeddings=True
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        tie_word_embeddings=True,
     ).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))

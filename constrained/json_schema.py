@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import GrammarError, LimitError
 from .grammar import NOTHING, GrammarSource
-from .schema.document import Document, describe
+from .schema.document import Document, describe, escape
 from .schema.emit import Emitter
 from .schema.logic import Solver
 from .schema.style import style
@@ -58,6 +58,22 @@ def _read(schema: Schema) -> tuple[str, Any]:
         raise LimitError("the schema is nested too deep") from None
     except (ValueError, TypeError) as error:
         raise GrammarError(f"the schema is not JSON: {error}") from error
+    if "\\ud" in text.lower() or not text.isascii():
+        _refuse_surrogates(parsed)
     if len(text) > MAX_TEXT:
         raise LimitError(f"the schema has {len(text):,} characters; the limit is {MAX_TEXT:,}")
     return text, parsed
+
+
+def _refuse_surrogates(schema: Any) -> None:
+    """Half of a surrogate pair is no character: no UTF-8 text can hold it (RFC 8259, section 8.2)."""
+    todo = [("", schema)]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, dict):
+            todo += [(f"{place}/{escape(key)}", item) for key, item in value.items()] + [(place, key) for key in value]
+        elif isinstance(value, list):
+            todo += [(f"{place}/{i}", item) for i, item in enumerate(value)]
+        elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            at = place.encode(errors="replace").decode()
+            raise GrammarError(f"a lone surrogate in a string at {at or '#'}: it cannot be written as UTF-8", place=at)

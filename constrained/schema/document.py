@@ -112,6 +112,9 @@ class Document:
 
     def _find(self, reference: str, owner: int) -> tuple[Any, str]:
         place = self.places[owner]
+        if "$ref" not in self.schemas[owner] and (self._embedded_ids or reference[1:] in self._index().ambiguous):
+            keyword = "$dynamicRef" if "$dynamicRef" in self.schemas[owner] else "$recursiveRef"
+            raise GrammarError(f"{keyword!r} at {place or '#'} has more than one possible target: use '$ref'", place=f"{place}/{keyword}")
         if reference == "#" or reference.startswith("#/"):
             if not self._embedded_ids:
                 return self._follow(self.root, "", reference, place)
@@ -124,8 +127,8 @@ class Document:
                 reference = "#" + fragment
         found = self._index().names.get(base)
         if found is None:
-            why = "leads nowhere" if reference == "#" else "is remote, and nothing is ever fetched: put that schema under $defs"
-            raise GrammarError(f"'$ref' at {place or '#'} {why} ({base + reference!r})", place=f"{place}/$ref")
+            why = "leads nowhere" if not base or "#" in base else "is remote, and nothing is ever fetched: put that schema under $defs"
+            raise GrammarError(f"'$ref' at {place or '#'} {why} ({(base + reference).removesuffix('#')!r})", place=f"{place}/$ref")
         return self._follow(*found, reference, place)
 
     def _follow(self, schema: Any, at: str, pointer: str, owner: str) -> tuple[Any, str]:
@@ -154,7 +157,7 @@ class Document:
             for child in following:
                 if child in open_now:
                     place = self.places[child]
-                    raise GrammarError(f"'$ref' at {place or '#'} leads back to itself before any value is read", place=place)
+                    raise GrammarError(f"'$ref' at {place or '#'} leads back to itself before any value is read", place=f"{place}/$ref")
                 if child not in self._acyclic:
                     open_now.add(child)
                     path.append((child, iter(self._applied_in_place(child))))
@@ -187,6 +190,8 @@ class Index:
     def __init__(self, root: Any) -> None:
         self.names: dict[str, tuple[Any, str]] = {"": (root, "")}
         self.bases: dict[int, str] = {}
+        self.ambiguous: set[str] = set()
+        dynamic: set[str] = set()
         todo: list[tuple[Any, str, str]] = [(root, "", "")]
         while todo:
             value, place, base = todo.pop()
@@ -204,6 +209,8 @@ class Index:
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := value.get(keyword), str):
                     self.names.setdefault(f"{base}#{name}", (value, place))
+                    if keyword == "$dynamicAnchor":
+                        (self.ambiguous if name in dynamic else dynamic).add(name)
             self.bases[id(value)] = base
             todo += [(item, f"{place}/{escape(key)}", base) for key, item in value.items() if isinstance(key, str) and key not in DATA]
 

@@ -183,7 +183,8 @@ class ArrayFacts(Facts):
     """(literals of the first items, literal of the others), one for each schema that speaks of items."""
     witnesses: tuple[Witness, ...] = ()
     unique: bool = False
-    evaluated: tuple[Any, ...] = ()
+    unevaluated: tuple[tuple[int, int], ...] = ()
+    """(schema, literal of its unevaluatedItems), until all that holds is known."""
 
     def each(self, first: tuple[int, ...], others: int) -> None:
         if (others or any(first)) and (first, others) not in self.items:
@@ -219,6 +220,8 @@ class ObjectFacts(Facts):
     """(names, literal): at least one property of such a name satisfies it."""
     undeclared_witnesses: tuple[tuple[Names, int], ...] = ()
     """Those that a property with no place in `properties` must fulfil."""
+    unevaluated: tuple[tuple[int, int], ...] = ()
+    """(schema, literal of its unevaluatedProperties), until all that holds is known."""
 
     def fork(self) -> ObjectFacts:
         new = Facts.fork(self)

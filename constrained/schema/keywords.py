@@ -139,6 +139,16 @@ ENFORCE["$dynamicRef"] = ENFORCE["$recursiveRef"] = ENFORCE["$ref"]
 DENY["$dynamicRef"] = DENY["$recursiveRef"] = DENY["$ref"]
 
 
+def _draft_3(keyword: str) -> None:
+    @enforces(keyword)
+    def _(solver: Solver, state: State, number: int, value: Any) -> None:
+        solver.document.refuse(keyword, solver.document.places[number], "is a keyword of draft-03 alone, and that draft is not supported")
+
+
+for _keyword in ("extends", "disallow", "divisibleBy"):
+    _draft_3(_keyword)
+
+
 def _children(solver: Solver, number: int, keyword: str, value: list[Any]) -> list[Literal]:
     return [solver.child(number, schema, keyword, i) for i, schema in enumerate(value)]
 
@@ -543,6 +553,24 @@ def _(solver: Solver, state: State, number: int, value: tuple[Names, Literal]) -
 def _(solver: Solver, state: State, number: int, value: tuple[Names, Literal]) -> None:
     facts = cast(ObjectFacts, state.facts)
     facts.undeclared_witnesses, facts.changed = (*facts.undeclared_witnesses, value), True
+
+
+@enforces("unevaluatedProperties", OBJECT)
+@enforces("unevaluatedItems", ARRAY)
+def _(solver: Solver, state: State, number: int, value: Any) -> None:
+    facts = cast(ArrayFacts | ObjectFacts, state.facts)
+    keyword = "unevaluatedItems" if facts.kind == ARRAY else "unevaluatedProperties"
+    if literal := solver.child(number, value, keyword):
+        facts.unevaluated, facts.changed = (*facts.unevaluated, (number, literal)), True
+
+
+@denies("unevaluatedProperties", OBJECT)
+@denies("unevaluatedItems", ARRAY)
+def _(solver: Solver, number: int, kind: int, value: Any) -> Choice:
+    keyword = "unevaluatedItems" if kind == ARRAY else "unevaluatedProperties"
+    if solver.child(number, value, keyword):
+        solver.document.refuse(keyword, solver.document.places[number], "cannot be negated (by not, oneOf or if)")
+    return []
 
 
 @enforces("dependentRequired", OBJECT)

@@ -16,6 +16,7 @@ from ..regex import from_regex
 from .document import FALSE, Document, Held, Literal, describe, escape
 from .facts import ANY_KIND, ARRAY, BOOLEAN, FACTS, KINDS, NULL, NUMBER, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .match import matches
+from .unevaluated import settle
 
 MAX_BRANCHES = 2_000
 Alternative = list[Literal]
@@ -91,12 +92,12 @@ class Solver:
         known = self._kinds.get(literal)
         if known is None:
             number = literal >> 1
-            schema, place = self.document.schemas[number], self.document.places[number]
-            known = self._denied_kinds(schema) if literal & 1 else self._allowed_kinds(schema, number, place)
+            schema = self.document.schemas[number]
+            known = self._denied_kinds(schema) if literal & 1 else self._allowed_kinds(schema, number)
             self._kinds[literal] = known
         return known
 
-    def _allowed_kinds(self, schema: dict[str, Any], number: int, place: str) -> int:
+    def _allowed_kinds(self, schema: dict[str, Any], number: int) -> int:
         possible = ANY_KIND
         if "type" in schema:
             possible = type_bits(schema["type"])
@@ -107,12 +108,12 @@ class Solver:
         if "$ref" in schema:
             possible &= self.kinds_of(self.document.target(number, schema["$ref"]))
         for item, s in enumerate(schema.get("allOf", ())):
-            possible &= self.kinds_of(self.document.literal(s, f"{place}/allOf/{item}"))
+            possible &= self.kinds_of(self.child(number, s, "allOf", item))
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 some = 0
                 for item, s in enumerate(schema[keyword]):
-                    some |= self.kinds_of(self.document.literal(s, f"{place}/{keyword}/{item}"))
+                    some |= self.kinds_of(self.child(number, s, keyword, item))
                 possible &= some
         return possible
 
@@ -141,6 +142,8 @@ class Solver:
         while True:
             if not self._assume(state):
                 return
+            if not state.choices and self.annotates:
+                settle(self, state)
             if not state.choices and isinstance(state.facts, ObjectFacts) and state.facts.witnesses:
                 state.choices.append(self._place_witness(state.facts))
             if not state.choices:
@@ -170,7 +173,7 @@ class Solver:
                 trial = state.fork(alternative, [])
                 if not self._assume(trial) or self._contradicts(trial.facts):
                     continue
-                if not trial.facts.changed and not trial.choices:
+                if not trial.facts.changed and not trial.choices and not self.annotates:
                     break  # met already
                 live.append(alternative)
             else:

@@ -92,12 +92,16 @@ class EngineClient:
         self._in = self._out = self._reading = None
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
-        for rid, inbox in self._open.items():
-            inbox.put(Chunk(rid, error=error))
+        self.fail_open(error)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)
         self._calls.clear()
+
+    def fail_open(self, error: Exception) -> None:
+        """Ends every open request with `error`, here; the engine learns of it when their readers have left."""
+        for rid, inbox in self._open.items():
+            inbox.put(Chunk(rid, error=error))
 
     def stop(self) -> None:
         """Asks the worker to close its engine and leave."""
@@ -110,7 +114,7 @@ class EngineClient:
 
         Raises the request's error. Leaving early aborts the request, so wrap it in `contextlib.aclosing`."""
         inbox = self._enter(request.rid)
-        left = request.params.n
+        left = request.params.n  # outputs that are not finished
         try:
             self._send(ipc.Submit(request))
             while left:
@@ -119,7 +123,6 @@ class EngineClient:
                     if self.observe is not None:
                         self.observe(request, chunk)
                     if chunk.error is not None:
-                        left = 0
                         raise chunk.error
                     left -= chunk.finish is not None
                 yield chunks

@@ -27,6 +27,8 @@ PAGE_FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
 OPEN_PATHS = frozenset({"/health"})  # answered without the key; everything else is not
 WHILE_DRAINING = frozenset({"/health", "/metrics"})
 
+MAX_HEADER = 32 * 1024  # bytes of a request's head
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 log = logging.getLogger("ramet.http")
 
@@ -83,6 +85,8 @@ class Gate:
             return HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         if self.service.draining and path not in WHILE_DRAINING:
             return HttpError(503, "the server is shutting down", code="draining")
+        if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER:
+            return HttpError(431, f"the headers are larger than {MAX_HEADER} bytes", code="headers_too_large")
         length = _header(scope, b"content-length")
         if length is not None and length.isdigit() and int(length) > self.config.max_body_bytes:
             return _too_large(self.config)

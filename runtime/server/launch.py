@@ -14,15 +14,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..config import ServerConfig
-from ..errors import ConfigError, RametError
+from ..errors import ConfigError, EngineClosedError, RametError
 from . import ipc, logs
-from .http import create_app
+from .http import MAX_HEADER, create_app
 from .parts import factory
 from .service import Service
 from .supervisor import Supervisor
 from .worker import Spec
-
-MAX_HEADER = 32 * 1024  # bytes of a request's head
 
 log = logging.getLogger("ramet.server")
 
@@ -110,7 +108,7 @@ class _Running:
     def _uvicorn_config(self, service: Service) -> uvicorn.Config:
         return uvicorn.Config(
             create_app(service), http=_timed(self.config.body_timeout), ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, h11_max_incomplete_event_size=MAX_HEADER, timeout_graceful_shutdown=max(1, round(self.config.drain_timeout)))
+            server_header=False, h11_max_incomplete_event_size=MAX_HEADER, timeout_graceful_shutdown=round(self.config.drain_timeout) + 2)
 
     def _on_signal(self) -> None:
         if self.server is None:
@@ -142,8 +140,11 @@ class _Server(uvicorn.Server):
         yield
 
     def drain(self) -> None:
+        """Lets what runs end, for `drain_timeout` seconds; then it ends with an error."""
         self.service.draining = True
         self.should_exit = True
+        late = EngineClosedError("the server is shutting down")
+        asyncio.get_running_loop().call_later(self.service.config.drain_timeout, self.service.client.fail_open, late)
 
 
 def _timed(limit: float) -> type[H11Protocol]:

@@ -1,6 +1,7 @@
 """Prometheus metrics, one registry a server: `ramet:` and the nouns that SGLang's dashboards use."""
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +70,7 @@ class Metrics:
         self.http = counter("http_requests_total", "HTTP requests answered", "method", "path", "status")
         self.hit_rate = Gauge("ramet:cache_hit_rate", "Prompt tokens found in the tree, of those of the last 1000 requests", registry=self.registry)
         self._recent: deque[Usage] = deque(maxlen=1000)
+        self.latencies: deque[dict[str, float]] = deque(maxlen=200)  # of the last outputs, for the page
         self.registry.register(_FromStats(stats))
 
     def observe(self, request: GenerateRequest, chunk: Chunk) -> None:
@@ -89,6 +91,7 @@ class Metrics:
                     metric.observe(value)
                 if chunk.usage is not None and chunk.usage.completion_tokens > 1:
                     self.tpot.observe(chunk.timings.tpot)
+                    self.latencies.append({"time": time.time(), "ttft": chunk.timings.ttft, "tpot": chunk.timings.tpot})
 
     def _count(self, usage: Usage, *, first: bool) -> None:
         if first:  # the n outputs of a request share its prompt

@@ -253,7 +253,8 @@ class Shaper:
             meta |= self._logprobs(output)
         if request.token_ids_logprob:
             meta["output_token_ids_logprobs"] = [[self._item(value, token) for token, value in output.first_logprobs]]
-        return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta, "index": index}
+        forced = {"forced": output.forced} if any(output.forced) else {}
+        return {"text": output.text, "output_ids": output.token_ids, **forced, "meta_info": meta, "index": index}
 
     def _logprobs(self, output: Output) -> dict[str, Any]:
         return {
@@ -484,7 +485,9 @@ def routes(service: Service) -> APIRouter:
         return Json({**await client.call("server_info"), "load": client.stats, "sessions": True, "draining": service.draining})
 
     async def loads() -> Response:
-        return Json({"open_requests": client.open_requests, **client.stats})
+        metrics = service.metrics
+        return Json({"open_requests": client.open_requests, "cache_hit_rate": metrics.recent_hit_rate(), "latencies": list(metrics.latencies),
+                     **client.stats})
 
     for path, handler in {"/model_info": model_info, "/get_model_info": model_info, "/server_info": server_info,
                           "/get_server_info": server_info, "/loads": loads, "/v1/loads": loads}.items():

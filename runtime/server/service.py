@@ -26,6 +26,7 @@ class Output:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)  # one for each id
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     first_logprobs: list[tuple[int, float]] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Output:
     def add(self, chunk: Chunk) -> None:
         self.text += chunk.text
         self.token_ids += chunk.token_ids
+        self.forced += chunk.forced or (False,) * len(chunk.token_ids)
         self.logprobs += chunk.logprobs
         self.prompt_logprobs += chunk.prompt_logprobs
         self.first_logprobs += chunk.first_logprobs

@@ -25,7 +25,14 @@ THREADS = 8
 
 
 def run_batch(
-    program: Program, items: Sequence[Any], options: Mapping[str, Any], num_threads: int | str, progress_bar: bool, generator_style: bool, on_error: str
+    program: Program,
+    items: Sequence[Any],
+    options: Mapping[str, Any],
+    num_threads: int | str,
+    progress_bar: bool,
+    generator_style: bool,
+    on_error: str,
+    order: Sequence[int] | None,
 ) -> list[ProgramState] | Iterator[ProgramState]:
     """See `Program.run_batch`."""
     from .program import check_options
@@ -37,10 +44,12 @@ def run_batch(
     for name in ("stream", "use_thread"):
         if name in options:
             raise RequestError(f"{name}: not for run_batch", field=name)
-    calls = [_arguments(program, item, i) for i, item in enumerate(items)]
+    calls = [arguments_of(program, item, i) for i, item in enumerate(items)]
     complete = {**check_options(options), "backend": resolve(options.get("backend"))}
     at_once = min(AT_ONCE if num_threads == "auto" else int(num_threads), max(1, len(calls)))
-    batch = Batch(lambda i: program._prepare(dict(complete), (), calls[i]), len(calls), at_once, fail_fast=on_error == "raise")
+    if order is not None and sorted(order) != list(range(len(calls))):
+        raise RequestError("order: each index of an item once", field="order")
+    batch = Batch(lambda i: program._prepare(dict(complete), (), calls[i]), order or range(len(calls)), at_once, fail_fast=on_error == "raise")
     states = batch.states(progress_bar)
     return states if generator_style else list(states)
 
@@ -48,8 +57,10 @@ def run_batch(
 class Batch:
     """Items under way and their results. `prepare(i)` gives a state and the function that runs its body to the end."""
 
-    def __init__(self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], size: int, at_once: int, fail_fast: bool) -> None:
-        self._prepare, self._size, self._at_once, self._fail_fast = prepare, size, at_once, fail_fast
+    def __init__(
+        self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], order: Sequence[int], at_once: int, fail_fast: bool
+    ) -> None:
+        self._prepare, self._order, self._size, self._at_once, self._fail_fast = prepare, order, len(order), at_once, fail_fast
         self._signal = Signal()
         self._next = self._ended = 0
         self._running: dict[int, ProgramState] = {}
@@ -104,7 +115,7 @@ class Batch:
             if self._stopped or self._next >= self._size:
                 return None
             self._next += 1
-            return self._next - 1
+            return self._order[self._next - 1]
 
     def _perform(self, i: int) -> None:
         state, error = None, None
@@ -158,7 +169,7 @@ def _no_timer(wake: Callable[[], None], delay: float) -> None:
     """These waits have no deadline."""
 
 
-def _arguments(program: Program, item: Any, index: int) -> dict[str, Any]:
+def arguments_of(program: Program, item: Any, index: int) -> dict[str, Any]:
     """The item as keyword arguments. Raises RequestError if it does not fit the program."""
     if isinstance(item, Mapping):
         return dict(item)

@@ -8,7 +8,6 @@ that was still to come holds the error.
 """
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from .steps import Pending, begin_generation, begin_selection
 from .waiting import Signal
 
 if TYPE_CHECKING:
+    from .compile import Preset
     from .run import Run
 
 
@@ -66,15 +66,19 @@ class Do(ir.Expr):
 class Branch:
     """See the top of the file. All public methods may be called from any thread."""
 
-    def __init__(self, run: Run, variables: dict[str, Variable] | None = None, *, waiting: bool = False) -> None:
-        """`waiting`: a fork, which runs nothing until `start_from` gives it its prefix."""
+    def __init__(self, run: Run, variables: dict[str, Variable] | None = None, *, forked_from: Branch | None = None) -> None:
+        """`forked_from`: a fork runs nothing until `start_from` gives it its prefix."""
+        waiting = forked_from is not None
         self.run = run
+        self.number = run.number()
+        self.parent = forked_from.number if forked_from is not None else None
         self.signal = Signal()  # something ended
         self.stream = Signal()  # a piece of text came
         self.variables: dict[str, Variable] = dict(variables or {})
         self.error: BaseException | None = None
         self.observed = False  # the error was shown to the program
         self.rid: str | None = None  # of the request in flight
+        self.preset: Preset | None = None  # of a compiled program: its constant beginning
         self.children: weakref.WeakSet[Branch] = weakref.WeakSet()
         self._traceback: TracebackType | None = None
         self._queue: deque[tuple[ir.Expr, Variable | None]] = deque()
@@ -109,7 +113,18 @@ class Branch:
 
     def append(self, value: Any) -> None:
         """Queues an expression; runs it here and now as far as nothing is before it."""
-        entries = [(leaf, self._variable(leaf)) for leaf in ir.leaves(value)]
+        leaves = list(ir.leaves(value))
+        if self.preset is not None:
+            leaves = self.preset.pass_on(leaves)
+        self._enqueue(leaves)
+
+    def flush(self) -> None:
+        """Says what a preset holds back; before anything is read from the branch."""
+        if self.preset is not None:
+            self._enqueue(self.preset.rest())
+
+    def _enqueue(self, leaves: list[ir.Expr]) -> None:
+        entries = [(leaf, self._variable(leaf)) for leaf in leaves]
         stopped = self.run.stopped
         if stopped is not None:
             self.fail(stopped)
@@ -204,6 +219,7 @@ class Branch:
 
     def wait(self) -> None:
         """Until everything appended has been said or has failed."""
+        self.flush()
         self.signal.wait_for(lambda: not self._busy, None, self.run.backend.defer)
 
     def text(self) -> str:

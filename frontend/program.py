@@ -37,6 +37,7 @@ class Program:
         self.func = func
         self.bound = dict(bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
+        self.begin: Callable[[Any], Any] | None = None  # of a compiled program: stands in for its constant beginning
         self._signature = inspect.signature(func)
         parameters = list(self._signature.parameters)
         if not parameters or parameters[0] != "s":
@@ -118,6 +119,7 @@ class Program:
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: str = "raise",
+        order: Sequence[int] | None = None,
         **options: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Runs the program once an item, a dict or tuple of arguments each; states in the order of the items.
@@ -125,11 +127,11 @@ class Program:
         `num_threads`: how many programs are under way at once ("auto": as many as pays); they share a few threads.
         `on_error="raise"`: the first error ends the batch; "return": a failed state is returned in its place, and reading
         from it raises its error. `generator_style`: an iterator of states, each as soon as those before it are through.
-        Other options are those of `run`.
+        `order`: the indices of the items in the order in which they begin. Other options are those of `run`.
         """
         from .batch import run_batch
 
-        return run_batch(self, batch_kwargs, options, num_threads, progress_bar, generator_style, on_error)
+        return run_batch(self, batch_kwargs, options, num_threads, progress_bar, generator_style, on_error, order)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
         """The program as a graph, from running the body once on symbols. See `graph.Graph`."""
@@ -183,6 +185,8 @@ class Program:
         chat = chat_format(backend, options["chat_template"])
         run = Run(backend, chat, sampling, logprobs, timeout=timeout, streams=bool(options["stream"]),
                   inline=not options["use_thread"], spec_tokens=self.num_api_spec_tokens)  # fmt: skip
+        if self.begin is not None:
+            run.root.preset = self.begin(run.root)
         state = ProgramState(run.root)
         bound = self._signature.bind(state, *args, **{**self.bound, **kwargs})  # TypeError names what is missing
 

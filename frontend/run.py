@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.errors import CancelledError, DeadlineError
@@ -19,6 +20,19 @@ from .waiting import Signal
 
 _inside: ContextVar[Run | None] = ContextVar("ramet_run", default=None)  # whose body is running here
 COUNTED = ("prompt_tokens", "cached_tokens", "forced_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A step of a run: kind "gen", "select" or "fork", the branch and the one it was forked from, seconds from the start."""
+
+    kind: str
+    branch: int
+    parent: int | None
+    name: str | None
+    begun: float
+    ended: float
+    meta: Any
 
 
 class Run:
@@ -43,9 +57,11 @@ class Run:
         self.ended = False  # the body has returned or raised
         self.loop: asyncio.AbstractEventLoop | None = None  # that the body runs on, if it does
         self._starter = threading.get_ident()
+        self.events: list[Event] = []  # what was generated and chosen, and which branches began, for pictures
         self.totals = dict.fromkeys(("requests", *COUNTED), 0)
         self._busy: dict[Branch, int] = {}
         self._failed: list[Branch] = []
+        self._begun, self._branches = time.monotonic(), itertools.count()
         self._id, self._count = uuid.uuid4().hex[:16], itertools.count()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.root = Branch(self)
@@ -83,6 +99,14 @@ class Run:
                 for key in COUNTED:
                     self.totals[key] += meta.get(key) or 0
 
+    def note(self, kind: str, branch: Branch, name: str | None, begun: float, meta: Any = None) -> None:
+        """Keeps a step that ended now."""
+        self.events.append(Event(kind, branch.number, branch.parent, name, begun - self._begun, time.monotonic() - self._begun, meta))
+
+    def number(self) -> int:
+        """For a branch: which of the run's it is."""
+        return next(self._branches)
+
     def _shift(self, branch: Branch, by: int) -> None:
         with self.signal.lock:
             count = self._busy.pop(branch, 0) + by
@@ -104,6 +128,7 @@ class Run:
         token = _inside.set(self)
         try:
             value = body()
+            self.root.flush()
             self.signal.wait_for(lambda: not self._busy, None, self.backend.defer)
         except BaseException as exc:
             self.stop(exc)

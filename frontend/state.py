@@ -99,13 +99,15 @@ class ProgramState:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise RequestError(f"size={count!r}: at least one branch is needed", field="size")
         branch = self._branch
-        children = [Branch(self.run, branch.variables, waiting=True) for _ in range(count)]
+        children = [Branch(self.run, branch.variables, forked_from=branch) for _ in range(count)]
         branch.children.update(children)
 
         def start(parent: Branch) -> None:
             settle_most(parent)
             prefix = parent.prefix()
+            now = time.monotonic()
             for child in children:
+                parent.run.note("fork", child, None, now)
                 child.start_from(prefix)
 
         def drop(error: BaseException) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def begin_generation(branch: Branch, node: ir.Gen, variable: Variable) -> Pendin
     request = GenerateRequest(
         run.next_rid(), settle(branch), params, wants.wanted, wants.start, wants.top, (), node.priority, node.cache_salt, run.remaining(node.timeout)
     )
-    answer, pending = Answer(params.n), Pending()
+    answer, pending, begun = Answer(params.n), Pending(), time.monotonic()
 
     def take(chunk: Chunk) -> None:
         if branch.rid != request.rid:  # cancelled or timed out meanwhile
@@ -68,6 +69,7 @@ def begin_generation(branch: Branch, node: ir.Gen, variable: Variable) -> Pendin
             return
         try:
             _end_generation(branch, node, variable, answer, wants.with_text)
+            run.note("gen", branch, node.name, begun, variable.meta)
         except Exception as exc:  # the text could not be read as the type that was asked for
             branch.fail(exc)
             return
@@ -194,7 +196,7 @@ def begin_selection(branch: Branch, node: ir.Select, variable: Variable) -> Pend
     The text before them that has no ids yet is tokenized with each option, as the tokenizer would see them together;
     all are scored from the first token at which one of them leaves the prompt.
     """
-    run, backend, pending = branch.run, branch.run.backend, Pending()
+    run, backend, pending, begun = branch.run, branch.run.backend, Pending(), time.monotonic()
     before = "".join(branch.pending)
     prompt = tokens(branch, before)
     wholes = {choice: tokens(branch, before + choice) for choice in node.choices}
@@ -229,6 +231,7 @@ def begin_selection(branch: Branch, node: ir.Select, variable: Variable) -> Pend
         variable.meta = {**score_meta(scores), "completion_tokens": len(tails[text]), **meta}
         run.count([variable.meta])
         _end(branch, variable)
+        run.note("select", branch, node.name, begun, variable.meta)
 
     def scored(scores: Scores) -> None:
         if getattr(node.method, "requires_unconditional_logprobs", False):

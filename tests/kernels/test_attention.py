@@ -21,8 +21,8 @@ TREE = [
     Sequence(40, 240, (("root", 200),)),  # too many rows to gain from sharing
     Sequence(1, 90),
     Sequence(1, 201, (("root", 200),)),
-    Sequence(2, 400, (("other", 130), ("deep", 140), ("deeper", 399))),
-    Sequence(2, 141, (("other", 130), ("deep", 140))),
+    Sequence(2, 400, (("other", 130), ("deep", 140), ("deeper", 390))),
+    Sequence(2, 143, (("other", 130), ("deep", 140))),
     Sequence(0, 140, (("other", 130), ("deep", 140))),
 ]
 

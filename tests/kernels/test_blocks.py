@@ -16,8 +16,9 @@ def random_packed(kind: str, rows: int, inputs: int, seed: int = 0) -> PackedWei
     entries, size, _ = FORMATS[kind]
     raw = np.random.default_rng(seed).integers(0, 256, (rows, inputs // entries, size), dtype=np.uint8)
     scales = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind]
+    spread = 0.0003 if kind.endswith("K") else 0.01  # K kinds multiply it with a scale of up to 63 or 127
     for at in scales:
-        half = np.random.default_rng(seed + at).normal(0, 0.01, raw.shape[:2]).astype(np.float16)
+        half = np.random.default_rng(seed + at).normal(0, spread, raw.shape[:2]).astype(np.float16)
         raw[..., at : at + 2] = half[..., None].view(np.uint8)
     return PackedWeight(kind, torch.from_numpy(raw.reshape(rows, -1)), inputs)
 

@@ -168,5 +168,5 @@ def _canonical(kind: str, source: Any) -> str:
     if not isinstance(source, str):
         raise GrammarError(f"{kind}: text is needed, not {type(source).__name__}")
     if "\0" in source:
-        raise GrammarError(f"{kind}: NUL in the source", place=f"position {source.index(chr(0))}")
+        raise GrammarError(f"{kind}: NUL in the source at position {source.index(chr(0))}", place=f"position {source.index(chr(0))}")
     return source

@@ -4,27 +4,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+Cost = tuple[str, Mapping[str, int], float]  # label, `state.run.totals`, seconds
 
-def cost_table(runs: Sequence[tuple[str, Mapping[str, int], float]], title: str = "What it cost") -> Any:
-    """A rich table of runs: (label, `state.run.totals`, seconds). Computed is what neither cache nor grammar saved."""
+ROWS = (
+    ("prompt tokens", lambda t: f"{t['prompt_tokens']:,}"),
+    ("  found in the cache", lambda t: f"{t['cached_tokens']:,} ({t['cached_tokens'] / max(t['prompt_tokens'], 1):.0%})"),
+    ("  computed", lambda t: f"{t['prompt_tokens'] - t['cached_tokens']:,}"),
+    ("tokens written", lambda t: f"{t['completion_tokens']:,}"),
+    ("  forced by the grammar", lambda t: f"{t['forced_tokens']:,}"),
+    ("  generated", lambda t: f"{t['completion_tokens'] - t['forced_tokens']:,}"),
+    ("requests", lambda t: f"{t['requests']:,}"),
+)
+
+
+def cost_table(runs: Sequence[Cost], title: str = "What it cost") -> Any:
+    """A rich table with one column for each run. Computed is what the cache did not save, generated what the grammar did not."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for column in ("prompt tokens", "found in cache", "computed", "generated", "of them forced", "requests", "seconds"):
-        table.add_column(column, justify="right")
-    for label, totals, seconds in runs:
-        prompt, cached = totals["prompt_tokens"], totals["cached_tokens"]
-        share = f"{cached:,} ({cached / prompt:.0%})" if prompt else "0"
-        table.add_row(
-            label, f"{prompt:,}", share, f"{prompt - cached:,}", f"{totals['completion_tokens']:,}", f"{totals['forced_tokens']:,}",
-            f"{totals['requests']:,}", f"{seconds:.2f}",
-        )  # fmt: skip
+    for label, _, _ in runs:
+        table.add_column(label, justify="right")
+    for name, value in ROWS:
+        table.add_row(name, *(value(totals) for _, totals, _ in runs))
+    table.add_row("seconds", *(f"{seconds:.2f}" for _, _, seconds in runs))
     return table
 
 
-def print_costs(runs: Sequence[tuple[str, Mapping[str, int], float]], title: str = "What it cost") -> None:
+def print_costs(runs: Sequence[Cost], title: str = "What it cost") -> None:
+    """Prints `cost_table`."""
     from rich.console import Console
 
-    console = Console()
-    console.print(cost_table(runs, title))
+    Console().print(cost_table(runs, title))

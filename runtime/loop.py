@@ -95,10 +95,10 @@ class EngineLoop:
         return dict(self._ask(lambda: tree_dump(self.engine, depth, min_tokens)))
 
     def server_info(self) -> dict[str, Any]:
-        """What runs here: model, limits, peer, options."""
+        """What runs here: model, limits, peer, options, and `stats`."""
         from .stats import server_info
 
-        return server_info(self.engine)
+        return {**server_info(self.engine), **self.stats()}
 
     def check(self) -> None:
         """Raises CacheError unless every slot is accounted for."""

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ..kernels.interface import PackedWeight
 from .errors import CorruptModelError, ModelNotFoundError, UnsupportedError
 
-PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..kernels.interface import PackedWeight
+
+PLAIN = {0: ("float32", 4), 1: ("float16", 2), 30: ("bfloat16", 2)}  # torch's name, bytes
 PACKED = {
     2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20),
@@ -97,9 +98,13 @@ class GGUFFile:
 
     def load(self, name: str) -> Tensor | PackedWeight:
         """The tensor as the file holds it, without a copy. Pages are read when touched."""
+        import torch  # here, so that a tokenizer alone can be read without it
+
+        from ..kernels.interface import PackedWeight
+
         info = self.tensors[name]
         if info.kind in PLAIN:
-            dtype = PLAIN[info.kind]
+            dtype = getattr(torch, PLAIN[info.kind][0])
             return torch.frombuffer(self._map, dtype=dtype, count=prod(info.shape), offset=info.offset).view(info.shape)
         data = torch.frombuffer(self._map, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
         return PackedWeight(PACKED[info.kind][0], data.view(info.shape[0], -1), info.shape[1])
@@ -128,7 +133,7 @@ class GGUFFile:
 
     def _place(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
         if kind in PLAIN:
-            nbytes = prod(shape) * PLAIN[kind].itemsize
+            nbytes = prod(shape) * PLAIN[kind][1]
         elif kind in PACKED:
             block, size = PACKED[kind][1:]
             if len(shape) != 2 or shape[1] % block:
@@ -213,6 +218,7 @@ def _type_name(kind: int) -> str:
 
 def dequantize(weight: PackedWeight) -> Tensor:
     """(out, in) float32: the values that the blocks stand for."""
+    import torch
     from gguf import GGMLQuantizationType, quants
 
     values = quants.dequantize(weight.data.numpy(), GGMLQuantizationType[weight.kind])

@@ -49,13 +49,18 @@ class Tokenizer:
         return self._templates.get("default")
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Ids of `text`; markers of special tokens in it become their ids. With `add_special`, BOS and the like are added as the
-        model wants them, but no second BOS before one that the text brings. Raises PromptError for text that is not Unicode."""
-        try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
-        except TypeError as error:  # what the Rust side says of a str that is not Unicode
-            raise PromptError(f"the text is not Unicode: {_surrogate(text)}", field="prompt") from error
-        return ids[1:] if add_special and self._adds_bos and ids[1:2] == [self.bos_id] else ids
+        """Ids of `text`; markers of special tokens in it become their ids. Raises PromptError for text that is not Unicode.
+
+        With `add_special` the text begins a prompt: BOS and the like are added as the model wants them, but no second BOS
+        before one that the text brings. Without, it continues one: sentencepiece puts no space before it."""
+        if add_special:
+            ids = self._ids(text, add_special=True)
+            return ids[1:] if self._adds_bos and ids[1:2] == [self.bos_id] else ids
+        if not self.strips_first_space or self._before is None or not text:
+            return self._ids(text)
+        sentinel, before = self._before
+        ids = self._ids(sentinel + text)
+        return ids[len(before) :] if ids[: len(before)] == before else self._ids(text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`. Bytes that are not UTF-8 become U+FFFD; sentencepiece tokenizers drop the space they put before a text."""
@@ -99,12 +104,28 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[chat.Message], **options: Any) -> list[int]:
         """Ids of `render_chat(messages, **options)`, with exactly one BOS where the model uses one."""
-        ids = self.encode(self.render_chat(messages, **options))
+        ids = self._ids(self.render_chat(messages, **options))
         missing = self._adds_bos and ids[:1] != [self.bos_id]
         return [self.bos_id, *ids] if missing and self.bos_id is not None else ids
 
     def text_stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> TextStream:
         return TextStream(self, prompt_ids, skip_special=skip_special)
+
+    def _ids(self, text: str, *, add_special: bool = False) -> list[int]:
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
+        except TypeError as error:  # what the Rust side says of a str that is not Unicode
+            raise PromptError(f"the text is not Unicode: {_surrogate(text)}", field="prompt") from error
+        return ids
+
+    @cached_property
+    def _before(self) -> tuple[str, list[int]] | None:
+        """A character that merges with nothing after it, and its ids: whatever comes before a text ends up with these."""
+        for character in ("\x01", "\n"):
+            ids = self._ids(character)
+            if ids and self.token_bytes(ids[-1]) == character.encode() and self.backend.id_to_token(ids[-1]) != character:
+                return character, ids  # written as a byte: no merge has bytes in it
+        return None
 
     @cached_property
     def _adds_bos(self) -> bool:

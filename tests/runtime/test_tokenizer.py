@@ -1,6 +1,8 @@
 """Encoding, decoding and tokenizers from GGUF and folders, against transformers on the same vocabulary."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -109,10 +111,10 @@ def test_sentencepiece_equals_transformers(sentencepiece, tmp_path):
     write_sentencepiece(tmp_path / "v.gguf")
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="v.gguf")
     for text in TEXTS:
-        ids = sentencepiece.encode(text)
+        (bos, *ids) = sentencepiece.encode(text, add_special=True)
+        assert bos == 1
         if not text.startswith(" "):  # transformers drops the first space of a text, sentencepiece does not
             assert ids == theirs(text, add_special_tokens=False).input_ids, text
-        assert sentencepiece.encode(text, add_special=True) == [1, *ids]
         assert sentencepiece.decode(ids, skip_special=False) == theirs.decode(ids)
         assert sentencepiece.decode([1, *ids]) == text
     ids = sentencepiece.encode("[INST] hello</s>two")
@@ -125,6 +127,32 @@ def test_sentencepiece_equals_transformers(sentencepiece, tmp_path):
 def test_exactly_one_bos(sentencepiece):
     assert sentencepiece.encode("<s>hello", add_special=True) == sentencepiece.encode("<s>hello")
     assert sentencepiece.encode("<s><s>hello") == [1, 1, *sentencepiece.encode("<s>hello")[1:]]  # as written, without add_special
+
+
+@pytest.mark.parametrize("first", ["hello", "hello ", "", "né\n"])
+@pytest.mark.parametrize("second", ["hello", " two", "  trail", "\n", "\x01", "</s>hello", "漢字"])
+def test_text_that_continues_gets_no_space_before_it(sentencepiece, first, second):
+    begun = sentencepiece.encode(first, add_special=True)
+    ids = sentencepiece.encode(second)
+    assert b"".join(map(sentencepiece.token_bytes, ids)).decode() == second.replace("</s>", " ")  # after a special token a text begins
+    if first:
+        whole = sentencepiece.decode([*begun, *ids], skip_special=False)
+        assert whole == "<s> " + first + second.replace("</s>", "</s> ")
+
+
+def test_ids_without_a_space_before(sentencepiece):
+    piece = sentencepiece.backend.token_to_id
+    assert sentencepiece.encode("hello") == [piece("hello")]
+    assert sentencepiece.encode("hello", add_special=True) == [1, piece("▁hello")]
+    assert sentencepiece.encode(" hello") == [piece("▁hello")]
+
+
+def test_tokenizers_need_no_torch(embedded_model):
+    script = "import sys; from ramet.runtime.tokenizer_files import load_tokenizer; from ramet.runtime.hub import resolve\n"
+    script += "from ramet.runtime.config import EngineConfig; t = load_tokenizer(resolve('smollm2-135m'), EngineConfig())\n"
+    script += "print(t.decode(t.encode('hi')), [m for m in ('torch', 'transformers', 'jinja2', 'gguf', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "hi []\n", done.stderr
 
 
 def test_bos_only_where_the_file_asks_for_it(kept, tmp_path):

@@ -43,13 +43,11 @@ def term(facts: NumberFacts, rules: Callable[[object, Callable[[str], dict[str, 
     integral = True if steps and step.denominator == 1 else facts.integral
     least = None if facts.least is None else (facts.least, facts.least_open)
     most = None if facts.most is None else (facts.most, facts.most_open)
-    if step == 1 and least is most is None and not facts.excluded and not facts.not_multiples:
+    if step == 1 and least is most is None and integral is not False and not facts.excluded and not facts.not_multiples:
         return INTEGER if integral else NUMBER
     if step != 1 and least and most and (listed := _listed(facts, step, least[0], most[0])) is not None:
         return listed
     conditions = (integral, step if steps else None, least, most, facts.excluded, facts.not_multiples)
-    if conditions == (None, None, None, None, frozenset(), frozenset()):
-        return NUMBER
     return _as_term(conditions) or rules(conditions, lambda name: _as_rules(_table(conditions), name))
 
 

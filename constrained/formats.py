@@ -97,8 +97,11 @@ NAMES = frozenset((
     "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex",
 ))  # fmt: skip
 """The formats that are enforced."""
-EXACT = frozenset(("duration", "ipv4", "ipv6", "uuid", "json-pointer", "relative-json-pointer", "uri", "uri-reference", "hostname"))
-"""Those whose term holds every valid string, so that they can be negated."""
+_WIDEST = {
+    "date": r"\d{4}-\d\d-\d\d", "time": r"\d\d:\d\d:\d\d[^a-y]*", "date-time": r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[^a-y]*",
+    "email": r"(?s).*@.*", "idn-email": r"(?s).*@.*", "idn-hostname": r"(?s).*", "regex": r"(?s).*",
+}  # fmt: skip
+"""Where the term leaves valid strings out: what holds all of them, and is what the format is when it is negated."""
 _LONGEST = {"hostname": 253, "idn-hostname": 253}
 
 
@@ -109,3 +112,12 @@ def term(name: str) -> Term | None:
         return None
     found = from_regex(_sources()[name])
     return both(found, rep(ANY_CHAR, 0, _LONGEST[name])) if name in _LONGEST else found
+
+
+@lru_cache(maxsize=64)
+def widest(name: str) -> Term:
+    """Strings of which every other one is certainly not of the format: what `not` takes out. The format must be known."""
+    source = _WIDEST.get(name)
+    found = from_regex(source) if source else term(name)
+    assert found is not None
+    return found

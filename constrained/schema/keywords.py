@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any, cast
 
 from .. import formats
+from ..grammar import Term
 from .document import FALSE, Held, Literal
 from .facts import (
     ANY_KIND, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING,
@@ -321,11 +322,7 @@ def _(solver: Solver, number: int, kind: int, value: str) -> Choice:
 
 @enforces(NOT_FORMAT, STRING)
 def _(solver: Solver, state: State, number: int, value: str) -> None:
-    term = formats.term(value)
-    if value not in formats.EXACT:
-        solver.document.refuse("format", solver.document.places[number], f"{value!r} cannot be negated exactly (by not, oneOf or if)")
-    elif term is not None:
-        cast(StringFacts, state.facts).match(term, yes=False)
+    cast(StringFacts, state.facts).match(formats.widest(value), yes=False)
 
 
 # ---- sizes ------------------------------------------------------------------------------------------------------------------------
@@ -493,10 +490,22 @@ def _(solver: Solver, number: int, kind: int, value: list[str]) -> Choice:
 
 @enforces("patternProperties", OBJECT)
 def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
+    facts = cast(ObjectFacts, state.facts)
     for pattern, schema in value.items():
-        if solver.pattern_or_refuse(pattern, number, "patternProperties") is not None:
-            literal = solver.child(number, schema, "patternProperties", pattern)
-            cast(ObjectFacts, state.facts).rule(Names((pattern,)), literal)
+        term = solver.pattern_or_refuse(pattern, number, "patternProperties")
+        if term is None:
+            continue
+        literal = solver.child(number, schema, "patternProperties", pattern)
+        if (names := _listed_names(term)) is None:
+            facts.rule(Names((pattern,)), literal)
+        for name in names or ():
+            facts.declare(name, literal)
+
+
+def _listed_names(term: Term) -> list[str] | None:
+    """The names that a pattern such as ^(a|b)$ lists."""
+    options = term.args if term.op == "alt" else (term,)
+    return [option.args[0] for option in options] if all(option.op == "lit" for option in options) else None
 
 
 @denies("patternProperties", OBJECT)
@@ -512,8 +521,14 @@ def _(solver: Solver, number: int, kind: int, value: dict[str, Any]) -> Choice:
 def _additional(solver: Solver, number: int) -> Names:
     """The names that `additionalProperties` of schema `number` speaks of."""
     schema = solver.document.schemas[number]
-    patterns = [p for p in schema.get("patternProperties", ()) if solver.pattern_or_refuse(p, number, "patternProperties") is not None]
-    return Names((), tuple(patterns), frozenset(schema.get("properties", ())))
+    names, patterns = set(schema.get("properties", ())), list[str]()
+    for pattern in schema.get("patternProperties", ()):
+        if (term := solver.pattern_or_refuse(pattern, number, "patternProperties")) is None:
+            continue
+        if (listed := _listed_names(term)) is None:
+            patterns.append(pattern)
+        names.update(listed or ())
+    return Names((), tuple(patterns), frozenset(names))
 
 
 @enforces("additionalProperties", OBJECT)

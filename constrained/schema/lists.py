@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, combinations
 
 from ..errors import LimitError
@@ -105,6 +106,7 @@ def needy(
     bounds = [need.lo if need.hi is None else need.hi + 1 for need in needs]
     begin = (first, (0,) * len(needs))
     names, todo = {begin: prefix}, [begin]
+    item = cache(item)
     while todo:
         state = todo.pop()
         index, met = state

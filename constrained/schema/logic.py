@@ -218,6 +218,8 @@ class Solver:
         """A look one level down: whether a required property can have no value."""
         if facts.impossible:
             return True
+        if isinstance(facts, StringFacts) and facts.values is not None:
+            return not any(string_admits(facts, text) for text in facts.values)
         if isinstance(facts, ObjectFacts):
             for name in facts.required:
                 if not facts.rules and len(facts.properties.get(name, ())) < 2:

@@ -5,10 +5,9 @@ import enum
 import inspect
 import json
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from ..runtime.errors import ConstraintError, RequestError
 from ..runtime.protocol import Constraint
@@ -72,10 +71,13 @@ def schema_text(schema: Any) -> str:
 
 def schema_of(hint: Any) -> dict[str, Any]:
     """The JSON schema of a Python type. Objects take no properties but their own, as a typed value has no place for them."""
-    if hasattr(hint, "model_json_schema"):
-        schema = hint.model_json_schema()
-    else:
-        schema = _adapter(hint).json_schema()
+    from ..constrained.errors import GrammarError
+    from ..constrained.python_types import schema_of as schema_of_type
+
+    try:
+        schema = schema_of_type(hint)
+    except GrammarError as exc:
+        raise ConstraintError(f"json_schema: {exc}", field="json_schema") from exc
     return _closed(schema)
 
 
@@ -90,10 +92,7 @@ def typed(hint: Any) -> tuple[Constraint, Callable[[str], Any]]:
     if _enumerates(hint):
         named = options(hint)
         return Constraint("choice", json.dumps(list(named), ensure_ascii=False)), named.__getitem__
-    if hasattr(hint, "model_validate_json"):
-        return Constraint("json_schema", schema_text(hint)), hint.model_validate_json
-    adapter = _adapter(hint)
-    return Constraint("json_schema", schema_text(hint)), adapter.validate_json
+    return Constraint("json_schema", schema_text(hint)), _reader(hint)
 
 
 def tool(function: Callable[..., Any] | Tool) -> Tool:
@@ -171,15 +170,16 @@ def _enumerates(hint: Any) -> bool:
     return get_origin(hint) is Literal or (isinstance(hint, type) and issubclass(hint, enum.Enum))
 
 
-def _adapter(hint: Any) -> Any:
-    from pydantic import TypeAdapter
+def _reader(hint: Any) -> Callable[[str], Any]:
+    """How text that obeys the schema of `hint` becomes a value of it."""
+    if hasattr(hint, "model_validate_json"):
+        return hint.model_validate_json
+    from pydantic import PydanticUserError, TypeAdapter
 
-    if not (isinstance(hint, type) or get_origin(hint) is not None or isinstance(hint, types.UnionType) or hint is Any or hint is Union):
-        raise ConstraintError(f"{hint!r} is no type or schema: a dict, JSON text, dataclass, TypedDict or pydantic model is needed", field="json_schema")
     try:
-        return TypeAdapter(hint)
-    except Exception as exc:  # pydantic raises many kinds
-        raise ConstraintError(f"no JSON schema can be made of {hint!r}: {exc}", field="json_schema") from exc
+        return TypeAdapter(hint).validate_json
+    except PydanticUserError:  # a typing.TypedDict, which pydantic does not take before Python 3.12: its values are plain dicts
+        return json.loads
 
 
 def _closed(schema: Any) -> Any:

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...runtime.errors import CancelledError, ConstraintError, EngineClosedError, PromptError, RequestError
@@ -180,8 +181,7 @@ class Fake:
             usage = Usage(len(ids), cached, len(made))
             seconds = self._latency + time.monotonic() - start
             last = chunks[-1]
-            chunks[-1] = Chunk(request.rid, index, last.text, last.token_ids, last.logprobs, finish=last.finish, usage=usage,
-                               timings=Timings(0.0, seconds, 0.0, seconds))  # fmt: skip
+            chunks[-1] = replace(last, usage=usage, timings=Timings(0.0, seconds, 0.0, seconds))
         self._free()
         self._send(request.rid, chunks, 0, sink)
 
@@ -238,11 +238,11 @@ class Fake:
         finish = FinishReason("stop", EOS if matched is None else matched)
         chunks = [self._chunk(request, index, word, tuple(word.encode())) for word in words]
         last = self._chunk(request, index, words[-1], tuple(words[-1].encode()) + rest)
-        return [*chunks[:-1], Chunk(request.rid, index, last.text, last.token_ids, last.logprobs, finish=finish)]
+        return [*chunks[:-1], replace(last, finish=finish)]
 
     def _chunk(self, request: GenerateRequest, index: int, text: str, ids: tuple[int, ...]) -> Chunk:
         logprobs = tuple(TokenLogprob(i, 0.0) for i in ids) if request.logprobs else ()  # scripted: certain
-        return Chunk(request.rid, index, text, ids, logprobs)
+        return Chunk(request.rid, index, text, ids, logprobs=logprobs)
 
     def _cut(self, rid: str, index: int, made: tuple[int, ...], params: SamplingParams, logprobs: Sequence[TokenLogprob]) -> Chunk:
         """An output of ids, ended by end-of-text, a stop or its length."""
@@ -250,10 +250,11 @@ class Fake:
         text = self.decode(made)
         matched, at = first_stop(text, params)
         if matched is not None:
-            return Chunk(rid, index, text if params.no_stop_trim else text[:at], made, tuple(logprobs), finish=FinishReason("stop", matched))
+            shown = text if params.no_stop_trim else text[:at]
+            return Chunk(rid, index, shown, made, logprobs=tuple(logprobs), finish=FinishReason("stop", matched))
         ended = made and (made[-1] in params.stop_token_ids or (made[-1] == EOS and not params.ignore_eos))
         finish = FinishReason("stop", made[-1]) if ended else FinishReason("length")
-        return Chunk(rid, index, text, made, tuple(logprobs), finish=finish)
+        return Chunk(rid, index, text, made, logprobs=tuple(logprobs), finish=finish)
 
     def _sampled(self, ids: tuple[int, ...], params: SamplingParams, index: int) -> tuple[tuple[int, ...], list[TokenLogprob]]:
         if params.constraint is not None and params.constraint.kind != "choice":

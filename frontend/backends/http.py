@@ -216,12 +216,12 @@ def chunk_of(rid: str, data: Mapping[str, Any]) -> Chunk:
         data.get("index", 0),
         data["text"],
         tuple(data["output_ids"]),
-        logprobs_of(meta, "output"),
-        logprobs_of(meta, "input"),
-        tuple((i, logprob) for row in meta.get("output_token_ids_logprobs", ()) for logprob, i, _ in row),
-        finish,
-        usage_of(meta) if finish else None,
-        timings_of(meta) if finish else None,
+        logprobs=logprobs_of(meta, "output"),
+        prompt_logprobs=logprobs_of(meta, "input"),
+        first_logprobs=tuple((i, logprob) for row in meta.get("output_token_ids_logprobs", ()) for logprob, i, _ in row),
+        finish=finish,
+        usage=usage_of(meta) if finish else None,
+        timings=timings_of(meta) if finish else None,
     )
 
 

@@ -26,6 +26,13 @@ class Runtime:
         self._loop: Any = EngineLoop.open(EngineConfig.of(model_path=model_path, **options))
         self._worker = Worker("ramet-runtime")
 
+    @classmethod
+    def on(cls, loop: Any) -> Runtime:
+        """A runtime on an `EngineLoop` that is open already, and ends with it."""
+        runtime = cls.__new__(cls)
+        runtime._loop, runtime._worker = loop, Worker("ramet-runtime")
+        return runtime
+
     @property
     def bos_id(self) -> int | None:
         return self._loop.tokenizer.bos_id

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import threading
 import time
-from typing import Literal
+from typing import Literal, TypedDict
 
 import pydantic
 import pytest
@@ -212,6 +212,11 @@ class Colour(enum.Enum):
     BLUE = "blue"
 
 
+class City(TypedDict):
+    name: str
+    size: int
+
+
 @dataclasses.dataclass
 class Point:
     x: int
@@ -234,6 +239,8 @@ class Person(pydantic.BaseModel):
         (Literal[1, 2], "2", 2),
         (Colour, "blue", Colour.BLUE),
         (list[int], "[1, 2]", [1, 2]),
+        (City, '{"name": "Ulm", "size": 3}', {"name": "Ulm", "size": 3}),
+        (list[City], '[{"name": "Ulm", "size": 3}]', [{"name": "Ulm", "size": 3}]),
         (Point, '{"x": 1, "y": 2}', Point(1, 2)),
         (Person, '{"name": "Al", "age": 3}', Person(name="Al", age=3)),
     ],

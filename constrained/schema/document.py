@@ -33,7 +33,7 @@ class Document:
         self.lenient = lenient
         self.warnings: list[str] = []
         self._reference_alone = isinstance(root, dict) and OLD_DRAFT.search(str(root.get("$schema"))) is not None
-        self._kept: list[object] = []
+        self._sources: dict[int, dict[str, Any]] = {}  # of the schemas of which only the $ref counts
         self.schemas: list[dict[Any, Any]] = [{}]
         self.places: list[str] = [""]
         self.numbers: dict[int, int] = {}
@@ -67,7 +67,7 @@ class Document:
             self.warn(f"{', '.join(map(repr, ignored))} beside '$ref' at {place or '#'}: ignored, as the draft that $schema names has it")
         literal = self._add({"$ref": schema["$ref"]}, place)
         self.numbers[id(schema)] = literal >> 1
-        self._kept.append(schema)
+        self._sources[literal >> 1] = schema
         return literal
 
     def made(self, schema: dict[Any, Any], place: str) -> Literal:
@@ -118,9 +118,9 @@ class Document:
         if reference == "#" or reference.startswith("#/"):
             if not self._embedded_ids:
                 return self._follow(self.root, "", reference, place)
-            base = self._index().bases.get(id(self.schemas[owner]), "")
+            base = self._base(owner)
         else:
-            base, fragment = urldefrag(urljoin(self._index().bases.get(id(self.schemas[owner]), ""), reference))
+            base, fragment = urldefrag(urljoin(self._base(owner), reference))
             if fragment and not fragment.startswith("/"):
                 base, reference = f"{base}#{fragment}", "#"
             else:
@@ -129,7 +129,15 @@ class Document:
         if found is None:
             why = "leads nowhere" if not base or "#" in base else "is remote, and nothing is ever fetched: put that schema under $defs"
             raise GrammarError(f"'$ref' at {place or '#'} {why} ({(base + reference).removesuffix('#')!r})", place=f"{place}/$ref")
-        return self._follow(*found, reference, place)
+        try:
+            return self._follow(*found, reference, place)
+        except GrammarError:
+            if not base:
+                raise
+            return self._follow(self.root, "", reference, place)  # an $id that was meant as a label
+
+    def _base(self, number: int) -> str:
+        return self._index().bases.get(id(self._sources.get(number, self.schemas[number])), "")
 
     def _follow(self, schema: Any, at: str, pointer: str, owner: str) -> tuple[Any, str]:
         """What a fragment (`#` or `#/a/b`) means inside `schema`, which lies at `at`; `owner` is where the $ref stands."""

@@ -6,30 +6,27 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ramet.constrained.json_schema import compile_schema
-from ramet.constrained.native import NativeAutomaton, NativeVocabulary
-from ramet.constrained.vocabulary import Vocabulary
+from ramet.constrained import GrammarCompiler, Vocabulary
 
-_BYTES = NativeVocabulary(Vocabulary([bytes([b]) for b in range(256)] + [None], [256]), 1 << 28)
+_COMPILER = GrammarCompiler(Vocabulary([bytes([b]) for b in range(256)] + [None], [256]))
 
 
 class Language:
     """The texts that a schema's grammar accepts."""
 
     def __init__(self, schema: Any, **options: Any) -> None:
-        source, self.warnings = compile_schema(schema, **options)
-        self.automaton = NativeAutomaton(_BYTES, source, whole=False, byte_limit=1 << 28)
+        self.grammar = _COMPILER.compile("json_schema", schema, **options)
 
     def __contains__(self, text: str) -> bool:
-        state = self.automaton.advance_bytes(self.automaton.start, text.encode())
-        return state >= 0 and self.automaton.accepting(state)
+        matcher = self.grammar.matcher()
+        return matcher.advance_bytes(text.encode()) and matcher.accepting
 
     def holds(self, value: Any) -> bool:
         """Whether `value` is accepted with its properties in some order."""
         return any(json.dumps(other, ensure_ascii=False) in self for other in orders(value))
 
     def forced(self) -> str:
-        return self.automaton.forced(self.automaton.start).decode()
+        return self.grammar.matcher().forced().decode()
 
 
 def orders(value: Any) -> Iterator[Any]:

@@ -195,9 +195,9 @@ def test_forced_text_is_what_every_document_holds() -> None:
 def test_lenient_says_what_it_leaves_out() -> None:
     language = Language({"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}, "uniqueItems": True}, lenient=True)
     assert '["b", "b"]' in language
-    assert [word for word in ("uniqueItems", "pattern") if not any(word in warning for warning in language.warnings)] == []
+    assert [word for word in ("uniqueItems", "pattern") if not any(word in warning for warning in language.grammar.warnings)] == []
 
 
 def test_unknown_formats_are_annotations_and_listed() -> None:
     language = Language({"type": "string", "format": "colour"})
-    assert '"anything"' in language and "colour" in language.warnings[0]
+    assert '"anything"' in language and "colour" in language.grammar.warnings[0]

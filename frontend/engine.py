@@ -134,6 +134,10 @@ def requests_of(prompt: Any, sampling_params: Any, input_ids: Any, options: Mapp
         raise RequestError("one of prompt and input_ids is needed", field="prompt")
     single = isinstance(prompt, str) or (prompt is None and (not input_ids or isinstance(input_ids[0], int)))
     given = [prompt if prompt is not None else input_ids] if single else list(prompt if prompt is not None else input_ids)
+    kind, field = (str, "prompt") if prompt is not None else ((list, tuple), "input_ids")
+    for item in given:
+        if not isinstance(item, kind):
+            raise RequestError(f"{field}: {'text' if kind is str else 'a list of token ids'} is needed, not {str(item)[:60]!r}", field=field)
     params = sampling_params if isinstance(sampling_params, (list, tuple)) else [sampling_params] * len(given)
     if len(params) != len(given):
         raise RequestError(f"{len(params)} sampling_params for {len(given)} prompts", field="sampling_params")

@@ -227,8 +227,11 @@ class Engine:
         text = ""
         if self._jumps(request) and (jump := self.jumps.plan(request)) is not None:
             keep = len(request.ids) - jump.give_back
-            self.scheduler.take_back(request, keep)
-            text = append_jump(request, jump)
+            if request.source.logprobs and jump.give_back:
+                keep -= 1  # the row before the first replaced id is computed again: its logits are gone, and a logprob is wanted
+            if request.lease is None or keep >= min(request.lease.shared, request.computed):  # what is in the tree cannot be taken back
+                self.scheduler.take_back(request, keep)
+                text = append_jump(request, jump)
         if request.finish is None and request.matcher.finished:
             request.finish = FinishReason("stop")
             text += close(request)

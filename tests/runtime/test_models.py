@@ -89,13 +89,13 @@ def test_sharded_folder_is_the_same_model(tmp_path):
 
 def test_default_model_equals_transformers(embedded_model, reference_model):
     generator = torch.Generator().manual_seed(0)
-    sequences = [torch.randint(0, 49152, (n,), generator=generator).tolist() for n in (1, 5, 60)]
-    for dtype in ("auto", "float32"):
-        loaded = load_model(embedded_model, EngineConfig(dtype=dtype))
-        for ids, ours in zip(sequences, logits(loaded, sequences), strict=True):
-            with torch.no_grad():
-                theirs = reference_model(torch.tensor([ids])).logits[0]
-            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
+    sequences = [torch.randint(0, 49152, (n,), generator=generator).tolist() for n in (1, 30)]
+    with torch.no_grad():
+        theirs = [reference_model(torch.tensor([ids])).logits[0] for ids in sequences]
+    for dtype in ("auto", "float32"):  # as packed in the file, and unpacked when loaded
+        loaded = load_model(embedded_model, EngineConfig(dtype=dtype, context_length=64))
+        for ours, expected in zip(logits(loaded, sequences), theirs, strict=True):
+            torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
 
 
 def test_old_spelling_of_rope_scaling(tmp_path):

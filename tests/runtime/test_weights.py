@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import LlamaConfig
+from vocabularies import write_sentencepiece
 
 from ramet.kernels.interface import PackedWeight
 from ramet.runtime.config import EngineConfig
@@ -63,13 +64,14 @@ def test_heads_are_put_in_order_in_packed_and_plain_form(kind, tmp_path):
     assert kept.weights.head.weight is kept.weights.embed
 
 
-def test_metadata_equals_the_gguf_package(embedded_model):
-    ours, theirs = GGUFFile(embedded_model.gguf), gguf.GGUFReader(embedded_model.gguf)
-    assert len(ours.metadata) > 30
-    for key, value in ours.metadata.items():
-        expected = theirs.fields[key].contents()
-        value = list(value) if isinstance(value, Strings | tuple) else value
-        assert value == expected, key
+def test_metadata_equals_the_gguf_package(tmp_path):
+    extra = [("a.text", "né"), ("a.flag", True), ("a.float", 0.5), ("a.count", 7)]
+    for path in (write_sentencepiece(tmp_path / "v.gguf"), write_model(tmp_path / "m.gguf", metadata=extra)):
+        ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
+        assert {*ours.metadata} == {key for key in theirs.fields if not key.startswith("GGUF.")}
+        for key, value in ours.metadata.items():
+            value = list(value) if isinstance(value, Strings | tuple) else value
+            assert value == theirs.fields[key].contents(), key
 
 
 def test_packed_weights_are_the_pages_of_the_file(embedded_model):

@@ -1,0 +1,27 @@
+"""The Python snippets of README and guides run, top to bottom, as a reader would type them."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# A line before a block may say `<!-- not run: why -->`.
+BLOCK = re.compile(r"(<!-- not run: .+? -->\n)?```python\n(.*?)```", re.S)
+GUIDES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in p.read_text()]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda p: p.name)
+def test_snippets(guide, embedded_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "snippets"}
+    for skip, code in BLOCK.findall(guide.read_text()):
+        if not skip:
+            exec(compile(code, str(guide), "exec"), names)
+
+
+def test_links_lead_somewhere():
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()) + re.findall(r"`((?:docs|examples|tests|runtime|frontend|constrained|kernels|radix_cache)/[\w./-]+\.\w+)`", page.read_text()):
+            assert (page.parent / target).exists() or (ROOT / target).exists(), f"{page.name}: {target} is not there"

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import DownloadError, ModelNotFoundError
 from .native import cache_dir
@@ -91,8 +92,8 @@ def resolve(model_path: str | os.PathLike[str], *, progress: bool = True) -> Mod
     path = Path(name).expanduser()
     if path.exists():
         return _local(path)
-    if _HUB_ID.fullmatch(name):
-        return _pull_hub(name)
+    if _is_hub_id(name):
+        return _pull_hub(name, progress=progress)
     raise ModelNotFoundError(f"{name}: no such file, folder or known model; {_choices()}")
 
 
@@ -100,8 +101,8 @@ def pull(name: str, *, progress: bool = True) -> Path:
     """Fetches a known model or a hub id and returns its path. A known model that is there already is checked byte by byte."""
     if name in KNOWN:
         return _pull_known(KNOWN[name], progress=progress, verify=True)
-    if _HUB_ID.fullmatch(name):
-        return _pull_hub(name).path
+    if _is_hub_id(name):
+        return _pull_hub(name, progress=progress).path
     raise ModelNotFoundError(f"{name}: cannot be pulled; {_choices()}")
 
 
@@ -114,7 +115,7 @@ def path(name: str) -> Path:
         raise ModelNotFoundError(f"{name} is not here yet: `ramet model pull {name}`")
     if Path(name).expanduser().exists():
         return _local(Path(name).expanduser()).path
-    if _HUB_ID.fullmatch(name):
+    if _is_hub_id(name):
         return _pull_hub(name, offline=True).path
     raise ModelNotFoundError(f"{name}: no such file, folder or known model; {_choices()}")
 
@@ -302,17 +303,31 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w./-]+)?")
 _FOLDER_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "*.jinja"]
 
 
-def _pull_hub(name: str, *, offline: bool = False) -> ModelFiles:
+def _is_hub_id(name: str) -> bool:
+    """owner/name[:file]; a path such as folder/model.gguf is none."""
+    return bool(_HUB_ID.fullmatch(name)) and (":" in name or not name.endswith(".gguf"))
+
+
+def _pull_hub(name: str, *, offline: bool = False, progress: bool = False) -> ModelFiles:
     """A snapshot of owner/name[:file]. `file` (or a part of its name, such as Q4_K_M) chooses among several GGUF files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        """The hub's own progress bar, silent unless asked for."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": not progress or None})
 
     repo, _, wanted = name.partition(":")
     patterns = [f"*{wanted}*"] if wanted else _FOLDER_FILES
     try:
         if not offline:
             patterns = _choose(name, repo, wanted)
-        folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns="consolidated*", local_files_only=offline))
+        folder = Path(
+            snapshot_download(repo, allow_patterns=patterns, ignore_patterns="consolidated*", local_files_only=offline, tqdm_class=Bar)
+        )
     except GatedRepoError as error:
         raise DownloadError(f"{repo}: its owner asks for a licence to be accepted on the hub; then log in with `hf auth login`") from error
     except RepositoryNotFoundError as error:

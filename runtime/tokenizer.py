@@ -28,11 +28,14 @@ class Tokenizer:
         eos_ids: frozenset[int] = frozenset(),
         named: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        add_bos: bool = False,
     ) -> None:
-        """`named` are the texts of bos_token, eos_token and the like, for chat templates; `chat_templates` by name, "default" first."""
+        """`named` are the texts of bos_token, eos_token and the like, for chat templates; `chat_templates` by name, "default" first;
+        `add_bos` puts BOS before a prompt where `backend` does not do so itself."""
         self.backend = backend
         self.bos_id = bos_id
         self.eos_ids = eos_ids
+        self._add_bos = add_bos
         self._named = dict(named or {})
         self._templates = dict(chat_templates or {})
         self._special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -54,7 +57,7 @@ class Tokenizer:
         With `add_special` the text begins a prompt: BOS and the like are added as the model wants them, but no second BOS
         before one that the text brings. Without, it continues one: sentencepiece puts no space before it."""
         if add_special:
-            ids = self._ids(text, add_special=True)
+            ids = self._with_bos(self._ids(text, add_special=True))
             return ids[1:] if self._adds_bos and ids[1:2] == [self.bos_id] else ids
         if not self.strips_first_space or self._before is None or not text:
             return self._ids(text)
@@ -104,9 +107,7 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[chat.Message], **options: Any) -> list[int]:
         """Ids of `render_chat(messages, **options)`, with exactly one BOS where the model uses one."""
-        ids = self._ids(self.render_chat(messages, **options))
-        missing = self._adds_bos and ids[:1] != [self.bos_id]
-        return [self.bos_id, *ids] if missing and self.bos_id is not None else ids
+        return self._with_bos(self._ids(self.render_chat(messages, **options)))
 
     def text_stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> TextStream:
         return TextStream(self, prompt_ids, skip_special=skip_special)
@@ -129,7 +130,11 @@ class Tokenizer:
 
     @cached_property
     def _adds_bos(self) -> bool:
-        return self.bos_id is not None and self.backend.encode("a").ids[:1] == [self.bos_id]
+        return self.bos_id is not None and (self._add_bos or self.backend.encode("a").ids[:1] == [self.bos_id])
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        wanted = self._adds_bos and ids[:1] != [self.bos_id]
+        return [self.bos_id, *ids] if wanted and self.bos_id is not None else ids
 
     @cached_property
     def _bytes(self) -> list[bytes | None]:

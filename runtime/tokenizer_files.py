@@ -105,7 +105,8 @@ def _from_folder(folder: Path, template: str | None) -> Tokenizer:
         ends.add(eos)
     bos = backend.token_to_id(named.get("bos_token", ""))
     templates = {"default": template} if template else _templates(folder, settings)
-    return Tokenizer(backend, bos_id=bos, eos_ids=_ends(backend, ends), named=named, chat_templates=templates)
+    add_bos = settings.get("add_bos_token") is True
+    return Tokenizer(backend, bos_id=bos, eos_ids=_ends(backend, ends), named=named, chat_templates=templates, add_bos=add_bos)
 
 
 def _fast(folder: Path) -> tokenizers.Tokenizer:
@@ -138,9 +139,10 @@ def _slow(folder: Path) -> tokenizers.Tokenizer:
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     given = settings.get("chat_template")
     named = {t["name"]: t["template"] for t in given} if isinstance(given, list) else {"default": given} if isinstance(given, str) else {}
+    files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     if (folder / "chat_template.jinja").is_file():
-        named["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return named
+        files["default"] = folder / "chat_template.jinja"
+    return {**named, **{name: path.read_text(encoding="utf-8") for name, path in files.items()}}
 
 
 def _ends(backend: tokenizers.Tokenizer, ids: set[int]) -> frozenset[int]:

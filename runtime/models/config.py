@@ -36,7 +36,6 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
-    eos_ids: frozenset[int] = frozenset()
 
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of K and V of one token in all layers."""
@@ -85,7 +84,6 @@ class ModelConfig:
             mlp_bias=bool(get.optional("mlp_bias", bool)),
             qk_norm=kind.qk_norm,
             sliding_window=_sliding_window(get),
-            eos_ids=_ids(get.values.get("eos_token_id")),
         )._checked(get.path)
 
     @classmethod
@@ -93,6 +91,7 @@ class ModelConfig:
         name = get.text("general.architecture")
         kind, p = family(name), name + "."
         hidden, heads, context = get.size(p + "embedding_length"), get.size(p + "attention.head_count"), get.size(p + "context_length")
+        embed = file.tensors.get("token_embd.weight")
         head_dim = get.size(p + "attention.key_length", hidden // heads)
         if get.size(p + "rope.dimension_count", head_dim) != head_dim:
             raise UnsupportedError(f"{get.path}: {p}rope.dimension_count: only whole heads are rotated")
@@ -101,9 +100,7 @@ class ModelConfig:
                 raise UnsupportedError(f"{get.path}: {p}{expert}: mixtures of experts are not implemented")
         return cls(
             family=kind,
-            vocab_size=get.size(
-                p + "vocab_size", file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None
-            ),
+            vocab_size=embed.shape[0] if embed else get.size(p + "vocab_size"),
             hidden_size=hidden,
             intermediate_size=get.size(p + "feed_forward_length"),
             n_layers=get.size(p + "block_count"),
@@ -120,7 +117,6 @@ class ModelConfig:
             mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
             qk_norm=kind.qk_norm,
             sliding_window=get.optional(p + "attention.sliding_window", int) or None,
-            eos_ids=_ids(get.values.get("tokenizer.ggml.eos_token_id")),
         )._checked(get.path)
 
     def _checked(self, path: Path) -> ModelConfig:
@@ -190,8 +186,3 @@ def _gguf_scaling(get: _Fields, prefix: str, context: int) -> RopeScaling | None
     values = {name: get.values.get(f"{prefix}rope.scaling.{key}") for name, key in keys.items()}
     values["factor"] = values["factor"] or get.values.get(prefix + "rope.scale_linear")
     return RopeScaling.from_hf({"rope_type": kind, **values}, context)
-
-
-def _ids(value: Any) -> frozenset[int]:
-    """An id, a list of ids or nothing, as config.json and generation_config.json write it."""
-    return frozenset(value if isinstance(value, list) else [] if value is None else [value])

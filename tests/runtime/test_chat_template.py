@@ -26,7 +26,8 @@ TEMPLATES = {
     + TURN
     + "{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{% endif %}{% endfor %}",
     "namespace and slices": "{%- set ns = namespace(found=false) -%}{{ bos_token }}{%- for m in messages[::-1] -%}"
-    "{%- if not ns.found and m.role == 'user' -%}{%- set ns.found = true -%}{{ m.content.split('b')[0].strip() }}{%- endif -%}{%- endfor -%}",
+    "{%- if not ns.found and m.role == 'user' -%}{%- set ns.found = true -%}"
+    "{{ m.content.split('b')[0].strip() }}{%- endif -%}{%- endfor -%}",
 }
 MESSAGES = [
     {"role": "system", "content": ' You <answer> & "say" né. '},

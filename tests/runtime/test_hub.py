@@ -227,6 +227,7 @@ def test_local_files(tmp_path):
         ("smollm", "no such file.*name one of: smollm2-135m.*hub id"),
         ("./no/folder", "no such file"),
         ("~/no/folder/here", "no such file"),
+        ("models/typo.gguf", "no such file"),
         ("", "holds no model"),
     ],
 )
@@ -307,7 +308,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 
 def ask_hub(folder, url, call):
     """`call` in a process of its own, since huggingface_hub reads its address when imported. Its printed answer, one line."""
-    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(folder / "hf")}
     environment.pop("HF_HUB_OFFLINE", None)
     script = f"from ramet.runtime import hub\ntry: print({call})\nexcept Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
@@ -320,6 +321,7 @@ def test_hub_ids(tmp_path):
     with serve(FakeHub) as url:
         folder = Path(ask(url, "hub.resolve('owner/safe').folder"))
         assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+        assert Path(ask(url, "hub.pull('owner/safe', progress=False)")) == folder
         file = Path(ask(url, "hub.resolve('owner/many-GGUF:Q8_0').gguf"))
         assert file.name == "m-Q8_0.gguf" and file.read_bytes() == b"eight"
         assert "2 GGUF files; name one, as owner/many-GGUF:FILE, of: m-Q4_0.gguf, m-Q8_0.gguf" in ask(url, "hub.resolve('owner/many-GGUF')")

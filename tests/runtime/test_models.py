@@ -5,13 +5,16 @@ import json
 import pytest
 import torch
 import transformers
-from passes import logits
+from passes import i32, logits
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from ramet.kernels.interface import AttnMeta, DecoderInput
+from ramet.kernels.reference import ReferenceKernels
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.errors import ConfigError, CorruptModelError, UnknownArchitectureError, UnsupportedError
 from ramet.runtime.hub import resolve
 from ramet.runtime.models.config import ModelConfig
+from ramet.runtime.models.llama import LlamaModel
 from ramet.runtime.weights import load_model
 
 TINY = {
@@ -96,6 +99,47 @@ def test_default_model_equals_transformers(embedded_model, reference_model):
         loaded = load_model(embedded_model, EngineConfig(dtype=dtype, context_length=64))
         for ours, expected in zip(logits(loaded, sequences), theirs, strict=True):
             torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    save(FAMILIES["qwen3"], folder)
+    return load_model(resolve(folder), EngineConfig())
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_chunks_and_neighbours_change_nothing(tiny, size):
+    """A sequence in chunks, each beside another sequence, with only its last row's logits wanted."""
+    ids, other = list(range(20, 40)), [5, 4, 3]
+    expected = logits(tiny, [ids])[0]
+    model = LlamaModel(tiny.config, tiny.weights, ReferenceKernels("test"))
+    pool_k = torch.zeros(2, 64, 2, 24)
+    pool_v = torch.zeros_like(pool_k)
+    for begin in range(0, len(ids), size):
+        end = min(begin + size, len(ids))
+        n = end - begin
+        meta = AttnMeta(i32([0, n, n + 3]), i32([end, 3]), torch.stack((torch.arange(63, 43, -1), torch.arange(20))).int(), end, max(n, 3))
+        slots = i32([63 - p for p in range(begin, end)] + [0, 1, 2])
+        wanted = i32([n - 1]) if end == len(ids) else i32([])
+        batch = DecoderInput(i32(ids[begin:end] + other), i32([*range(begin, end), 0, 1, 2]), slots, wanted, meta)
+        out = model.forward(batch, pool_k, pool_v)
+        assert out.shape == (len(wanted), 97) and out.dtype == torch.float32
+    torch.testing.assert_close(out[0], expected[-1], atol=1e-5, rtol=0)
+
+
+def test_a_fused_decoder_is_used_where_the_device_has_one(tiny):
+    class Fused(ReferenceKernels):
+        def decoder(self, weights):
+            self.given = weights
+            return self
+
+        def forward(self, batch, pool_k, pool_v):
+            return batch, pool_k, pool_v
+
+    kernels = Fused("test")
+    assert LlamaModel(tiny.config, tiny.weights, kernels).forward("batch", "k", "v") == ("batch", "k", "v")
+    assert kernels.given is tiny.weights
 
 
 def test_old_spelling_of_rope_scaling(tmp_path):

@@ -228,6 +228,26 @@ def test_folder_is_the_same_tokenizer(folder, sentencepiece):
     assert tokenizer.encode_chat([{"role": "user", "content": "hello"}]) == tokenizer.encode("hello", add_special=True)
 
 
+def test_template_files_of_a_folder(folder):
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("T {{ tools | length }}")
+    tokenizer = load_tokenizer(resolve(folder), EngineConfig())
+    assert tokenizer.render_chat([{"role": "user", "content": "x"}], tools=[{}, {}]) == "T 2"
+    assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "<s>x"
+
+
+def test_bos_that_only_the_settings_ask_for(folder):
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**raw, "post_processor": None}))
+    assert load_tokenizer(resolve(folder), EngineConfig()).encode("hello", add_special=True)[0] != 1
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
+    tokenizer = load_tokenizer(resolve(folder), EngineConfig())
+    for text in ("hello", "<s>hello", ""):
+        assert tokenizer.encode(text, add_special=True).count(1) == 1
+    assert tokenizer.encode("hello").count(1) == 0
+
+
 def test_ends_of_text_come_from_all_files(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
     assert load_tokenizer(resolve(folder), EngineConfig()).eos_ids == {2, 7}

@@ -10,6 +10,7 @@ namespace {
 constexpr int FEW = 8;           // rows of a sequence up to which sharing its splits pays; more rows use a split well alone
 constexpr int OWN_ROWS = 16;     // rows of a task of its own
 constexpr int AHEAD_ROWS = 32;   // rows of a task ahead
+constexpr int LINE = 64;         // bytes that memory hands over at a time
 constexpr int64_t MOST_BYTES = 64 << 20;  // of parts that wait for their rows
 
 int splits_of(int context) { return (context + SPLIT - 1) / SPLIT; }
@@ -113,13 +114,16 @@ void Attention::plan(const Meta& meta) {
   }
   for (int s = 0; s < meta.sequences; s++) {
     int begin = meta.query_start[s], count = meta.query_start[s + 1] - begin, first = meta.context_len[s] - count;
+    // Few rows wait for memory, and read all heads of a slot at once; many rows compute, a head at a time.
+    int heads = count <= FEW ? heads_.keys : 1;
     for (int r = 0; r < count; r += OWN_ROWS)
-      own_.push_back({meta.tables + s * meta.table_stride, {begin + r, first + r}, std::min(OWN_ROWS, count - r), found_start_[s], r});
+      for (int head = 0; head < heads_.keys; head += heads)
+        own_.push_back({meta.tables + s * meta.table_stride, {begin + r, first + r}, std::min(OWN_ROWS, count - r), {head, heads}, found_start_[s], r});
   }
   int most = 0;
-  for (const Own& task : own_) most = std::max(most, task.rows);
-  for (const Ahead& task : ahead_) most = std::max(most, task.rows);
-  reserve(most * ratio());
+  for (const Own& task : own_) most = std::max(most, task.rows * task.heads.count * ratio());
+  for (const Ahead& task : ahead_) most = std::max(most, task.rows * heads_.queries);
+  reserve(most);
 }
 
 // Plans splits first..last-1 for all rows of some sequences, `run` splits to a task, unless the parts would take too much room.
@@ -163,7 +167,7 @@ void Attention::spread(const Meta& meta) {
   auto rows_of = [&](int s) { return meta.query_start[s + 1] - meta.query_start[s]; };
   int64_t total = 0;
   for (int s = 0; s < meta.sequences; s++) total += (int64_t)((rows_of(s) + OWN_ROWS - 1) / OWN_ROWS) * splits_of(meta.context_len[s]);
-  int fair = (int)std::max<int64_t>(2, total / (threads_ * 4));
+  int fair = (int)std::max<int64_t>(1, total / (threads_ * 4));
   for (int32_t s = 0; s < meta.sequences && threads_ > 1; s++) {
     int splits = splits_of(meta.context_len[s]);
     const int64_t* found = found_.data() + found_start_[s];
@@ -192,67 +196,82 @@ void Attention::reserve(int queries) {
   }
 }
 
-// Keys and values of a split's first `count` positions as floats.
+// One head's keys and values of a split's first `count` positions, as floats. Meanwhile the first `next` positions of the
+// split after it are asked for from memory, with all heads of the task (slots lie anywhere: the processor does not foresee
+// them); each head of the task asks for its share, so that memory is read in order.
 template <class T>
-void Attention::load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int head) const {
-  int size = heads_.size, whole = size / VL * VL;
+void Attention::load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int next, int head, Range heads) const {
+  int size = heads_.size, whole = size / VL * VL, asked = heads.count * size;
+  const int32_t* slot = slots + split * SPLIT;
   float *keys = s.keys.get(), *values = s.values.get();
   for (int p = 0; p < count; p++, keys += padded_, values += padded_) {
-    int64_t at = ((int64_t)slots[split * SPLIT + p] * heads_.keys + head) * size;
-    for (int d = 0; d < whole; d += VL) store(keys + d, load(layer.k + at + d)), store(values + d, load(layer.v + at + d));
-    for (int d = whole; d < size; d++) keys[d] = to_float(layer.k[at + d]), values[d] = to_float(layer.v[at + d]);
+    int turn = (head - heads.first) * SPLIT + p;
+    if (turn % heads.count == 0 && turn / heads.count < next) {
+      int64_t at = ((int64_t)slot[SPLIT + turn / heads.count] * heads_.keys + heads.first) * size;
+      for (int d = 0; d < asked; d += LINE / (int)sizeof(T)) __builtin_prefetch(layer.k + at + d, 0, 2), __builtin_prefetch(layer.v + at + d, 0, 2);
+    }
+    int64_t at = ((int64_t)slot[p] * heads_.keys + head) * size;
+    const T *k = layer.k + at, *v = layer.v + at;
+    for (int d = 0; d < whole; d += VL) store(keys + d, load(k + d)), store(values + d, load(v + d));
+    for (int d = whole; d < size; d++) keys[d] = to_float(k[d]), values[d] = to_float(v[d]);
   }
 }
 
-// Scaled queries of the rows, the `ratio` heads of a row side by side. Consecutive rows follow rows[0].
-template <class T>
-void Attention::load_queries(Scratch& s, const Layer<T>& layer, const Row* rows, int count, bool consecutive, int head) const {
-  float* to = s.q.get();
-  for (int r = 0; r < count; r++) {
-    const float* from = layer.q + (consecutive ? rows->index + r : rows[r].index) * layer.stride + head * ratio() * heads_.size;
-    for (int h = 0; h < ratio(); h++, to += padded_, from += heads_.size)
-      for (int d = 0; d < heads_.size; d++) to[d] = from[d] * layer.scale;
-  }
+// Scaled queries of one row, for the key-value heads of the task: `ratio` query heads each, side by side.
+template <class T> void Attention::load_queries(float* to, const Layer<T>& layer, int row, Range heads) const {
+  const float* from = layer.q + row * layer.stride + heads.first * ratio() * heads_.size;
+  for (int h = 0; h < heads.count * ratio(); h++, to += padded_, from += heads_.size)
+    for (int d = 0; d < heads_.size; d++) to[d] = from[d] * layer.scale;
 }
 
-template <class T> void Attention::ahead(const Ahead& task, const Layer<T>& layer, int head, Scratch& s) {
+template <class T> void Attention::ahead(const Ahead& task, const Layer<T>& layer, Scratch& s) {
+  Range heads{0, heads_.keys};
   const Row* rows = rows_.data() + task.row;
-  load_queries(s, layer, rows, task.rows, false, head);
   int last_position = 0;
-  for (int r = 0; r < task.rows; r++) last_position = std::max(last_position, rows[r].position);
+  for (int r = 0; r < task.rows; r++) {
+    load_queries(s.q.get() + r * heads_.queries * padded_, layer, rows[r].index, heads);
+    last_position = std::max(last_position, rows[r].position);
+  }
   for (int split = task.first; split < task.last; split++) {
-    load_split(s, layer, task.slots, split, seen(last_position, split), head);
-    for (int r = 0; r < task.rows; r++) {
-      int64_t at = task.entry + (split - task.first) * task.pitch + r;
-      int count = seen(rows[r].position, split);
-      for (int h = 0; h < ratio() && count; h++)
-        attend(s.q.get() + (r * ratio() + h) * padded_, s.keys.get(), s.values.get(), count, padded_, entry(at, head * ratio() + h));
+    int next = split + 1 < task.last ? seen(last_position, split + 1) : 0;
+    for (int head = 0; head < heads_.keys; head++) {
+      load_split(s, layer, task.slots, split, seen(last_position, split), next, head, heads);
+      for (int r = 0; r < task.rows; r++) {
+        int count = seen(rows[r].position, split);
+        int64_t at = task.entry + (split - task.first) * task.pitch + r;
+        for (int h = head * ratio(); h < (head + 1) * ratio() && count; h++)
+          attend(s.q.get() + (r * heads_.queries + h) * padded_, s.keys.get(), s.values.get(), count, padded_, entry(at, h));
+      }
     }
   }
 }
 
-template <class T> void Attention::own(const Own& task, const Layer<T>& layer, int head, Scratch& s) {
-  load_queries(s, layer, &task.row, task.rows, true, head);
-  for (int i = 0; i < task.rows * ratio(); i++) clear(s.states.get() + i * state_size(), padded_);
+template <class T> void Attention::own(const Own& task, const Layer<T>& layer, Scratch& s) {
+  Range heads = task.heads;
+  int queries = heads.count * ratio();  // of a row
+  for (int r = 0; r < task.rows; r++) load_queries(s.q.get() + r * queries * padded_, layer, task.row.index + r, heads);
+  for (int i = 0; i < task.rows * queries; i++) clear(s.states.get() + i * state_size(), padded_);
   int last_position = task.row.position + task.rows - 1;
   for (int split = 0; split * SPLIT <= last_position; split++) {
     int64_t found = found_[task.found + split];
-    if (found < 0) load_split(s, layer, task.slots, split, seen(last_position, split), head);
-    for (int r = 0; r < task.rows; r++) {
-      int count = seen(task.row.position + r, split);
-      for (int h = 0; h < ratio() && count; h++) {
-        int i = r * ratio() + h;
-        const float* part = s.part.get();
-        if (found >= 0) part = entry(found + task.offset + r, head * ratio() + h);
-        else attend(s.q.get() + i * padded_, s.keys.get(), s.values.get(), count, padded_, s.part.get());
-        merge(s.states.get() + i * state_size(), part, padded_);
+    for (int head = heads.first; head < heads.first + heads.count; head++) {
+      if (found < 0) load_split(s, layer, task.slots, split, seen(last_position, split), seen(last_position, split + 1), head, heads);
+      for (int r = 0; r < task.rows; r++) {
+        int count = seen(task.row.position + r, split);
+        for (int h = head * ratio(); h < (head + 1) * ratio() && count; h++) {
+          int i = r * queries + h - heads.first * ratio();
+          const float* part = s.part.get();
+          if (found >= 0) part = entry(found + task.offset + r, h);
+          else attend(s.q.get() + i * padded_, s.keys.get(), s.values.get(), count, padded_, s.part.get());
+          merge(s.states.get() + i * state_size(), part, padded_);
+        }
       }
     }
   }
   for (int r = 0; r < task.rows; r++) {
-    float* out = layer.out + (task.row.index + r) * layer.out_stride + head * ratio() * heads_.size;
-    for (int h = 0; h < ratio(); h++, out += heads_.size) {
-      const float* state = s.states.get() + (r * ratio() + h) * state_size();
+    float* out = layer.out + (task.row.index + r) * layer.out_stride + heads.first * ratio() * heads_.size;
+    for (int h = 0; h < queries; h++, out += heads_.size) {
+      const float* state = s.states.get() + (r * queries + h) * state_size();
       float inverse = 1.f / state[1];
       for (int d = 0; d < heads_.size; d++) out[d] = state[2 + d] * inverse;
     }
@@ -260,12 +279,8 @@ template <class T> void Attention::own(const Own& task, const Layer<T>& layer, i
 }
 
 template <class T> void Attention::run_as(Pool& pool, const Layer<T>& layer) {
-  pool.run((int)ahead_.size() * heads_.keys, [&](int i, int thread) {
-    ahead(ahead_[i / heads_.keys], layer, i % heads_.keys, scratch_[thread]);
-  });
-  pool.run((int)own_.size() * heads_.keys, [&](int i, int thread) {
-    own(own_[i / heads_.keys], layer, i % heads_.keys, scratch_[thread]);
-  });
+  pool.run((int)ahead_.size(), [&](int i, int thread) { ahead(ahead_[i], layer, scratch_[thread]); });
+  pool.run((int)own_.size(), [&](int i, int thread) { own(own_[i], layer, scratch_[thread]); });
 }
 
 void Attention::run(Pool& pool, Cache type, const float* q, int64_t stride, const void* k, const void* v, float scale, float* out,

@@ -38,16 +38,18 @@ class Attention {
   void run(Pool& pool, Cache type, const float* q, int64_t stride, const void* k, const void* v, float scale, float* out, int64_t out_stride);
 
  private:
+  struct Range { int first, count; };
   struct Row { int index, position; };  // in the pass, in its sequence
   struct Ahead {                        // splits first..last-1 for rows_[row..row+rows-1]
     const int32_t* slots;               // by position
     int first, last, row, rows;
     int64_t entry, pitch;               // where the first row's part of the first split goes; from one split to the next
   };
-  struct Own {                          // consecutive rows of one sequence
+  struct Own {                          // consecutive rows of one sequence, and some of its key-value heads
     const int32_t* slots;
     Row row;
     int rows;
+    Range heads;
     int64_t found, offset;              // found_[found + split], and the first row's place among the sequence's rows
   };
   struct Scratch {                      // of a thread
@@ -62,10 +64,11 @@ class Attention {
   void share(const Meta& meta);
   void spread(const Meta& meta);
   void reserve(int queries);
-  template <class T> void load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int head) const;
-  template <class T> void load_queries(Scratch& s, const Layer<T>& layer, const Row* rows, int count, bool consecutive, int head) const;
-  template <class T> void ahead(const Ahead& task, const Layer<T>& layer, int head, Scratch& s);
-  template <class T> void own(const Own& task, const Layer<T>& layer, int head, Scratch& s);
+  template <class T>
+  void load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int next, int head, Range heads) const;
+  template <class T> void load_queries(float* to, const Layer<T>& layer, int row, Range heads) const;
+  template <class T> void ahead(const Ahead& task, const Layer<T>& layer, Scratch& s);
+  template <class T> void own(const Own& task, const Layer<T>& layer, Scratch& s);
   template <class T> void run_as(Pool& pool, const Layer<T>& layer);
 
   int ratio() const { return heads_.queries / heads_.keys; }

@@ -15,11 +15,11 @@ class StopScanner:
     """Where an output ends, the same however its text is cut into pieces: at the first character that completes a stop.
 
     Of stops completed by the same character the one that begins first counts. `push` gives out text that can no longer
-    be part of a stop; the match itself is given out only with `trim=False`. After a match nothing more may be pushed.
+    be part of a stop, never the match itself. After a match nothing more may be pushed.
     Stop regexes see the last WINDOW characters; `^` is the start of the output, `$` the end of what there is so far.
     """
 
-    def __init__(self, stops: Iterable[str] = (), regexes: Iterable[str] = (), *, trim: bool = True) -> None:
+    def __init__(self, stops: Iterable[str] = (), regexes: Iterable[str] = ()) -> None:
         """Raises RequestError for an empty stop, or a regex that does not parse or matches nothing at all."""
         self._stops = tuple(stops)
         if "" in self._stops:
@@ -27,7 +27,6 @@ class StopScanner:
         self._initials = {stop[0] for stop in self._stops}
         self._longest = max(map(len, self._stops), default=0)
         self._patterns = [_compile(source) for source in regexes]
-        self._trim = trim
         self._held = ""  # seen and not given out; a match begins in here or later
         self._before = ""  # given out; as much as a regex can still look back on
 
@@ -42,7 +41,7 @@ class StopScanner:
         if found:
             start, end = found
             self._held = ""
-            return buffer[:start] if self._trim else buffer[:end], buffer[start:end]
+            return buffer[:start], buffer[start:end]
         keep = min(self._open_stop(buffer), self._open_match(buffer))
         self._before = (self._before + buffer[:keep])[-WINDOW:] if self._patterns else ""
         self._held = buffer[keep:]

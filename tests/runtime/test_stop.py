@@ -51,10 +51,6 @@ def test_nothing_of_a_possible_stop_is_shown_too_early():
     assert scanner.flush() == ""
 
 
-def test_untrimmed():
-    assert scan(StopScanner(["END"], trim=False), cut(FORCED, 4)) == ("alpha END", "END")
-
-
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 def test_regex(size):
     assert scan(StopScanner([], [r"\nE\w D?", r"EN[A-Z]+"]), cut(FORCED, size)) == ("alpha ", "END")

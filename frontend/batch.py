@@ -1,8 +1,8 @@
 """Many runs of one program at once, without a thread for each.
 
-A body is a greenlet: while it waits for a value, its thread runs other bodies. A few threads, so that a body that blocks
-in code of its own (a web request, say) holds up only its neighbours, take items one by one until `num_threads` programs
-are under way. Nothing is held for items that have not begun.
+A body is a greenlet: while it waits for a value, its thread runs other bodies. One thread is enough for bodies that wait for
+the model only; where they block in code of their own (a web request, say), more threads are added. Nothing is held for items
+that have not begun.
 """
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import CancelledError, RequestError
-from .defaults import resolve
-from .waiting import Hub, Signal, Task
+from .waiting import Hub, Signal, Task, no_timer
 
 if TYPE_CHECKING:
     from .program import Program
     from .state import ProgramState
 
 AT_ONCE = 512  # programs under way; more only fill the engine's queue
-THREADS = 8
+MOST_THREADS = 16
+PATIENCE = 0.02  # seconds after which a thread that has not come back from a body counts as held up
 
 
 def run_batch(
@@ -45,24 +45,31 @@ def run_batch(
         if name in options:
             raise RequestError(f"{name}: not for run_batch", field=name)
     calls = [arguments_of(program, item, i) for i, item in enumerate(items)]
-    complete = {**check_options(options), "backend": resolve(options.get("backend"))}
+    settings = program._settings(check_options(options))
     at_once = min(AT_ONCE if num_threads == "auto" else int(num_threads), max(1, len(calls)))
     if order is not None and sorted(order) != list(range(len(calls))):
         raise RequestError("order: each index of an item once", field="order")
-    batch = Batch(lambda i: program._prepare(dict(complete), (), calls[i]), order or range(len(calls)), at_once, fail_fast=on_error == "raise")
+    batch = Batch(lambda i: program._make(settings, (), calls[i]), order or range(len(calls)), at_once, fail_fast=on_error == "raise")
+    batch.begin()
     states = batch.states(progress_bar)
     return states if generator_style else list(states)
 
 
 class Batch:
-    """Items under way and their results. `prepare(i)` gives a state and the function that runs its body to the end."""
+    """Items under way and their results. `prepare(i)` gives a state and the function that runs its body to the end.
+
+    It begins with one thread. Each time all threads are found inside of bodies that have not waited for long, and items are
+    left to begin, another one is started, up to `MOST_THREADS`.
+    """
 
     def __init__(
         self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], order: Sequence[int], at_once: int, fail_fast: bool
     ) -> None:
         self._prepare, self._order, self._size, self._at_once, self._fail_fast = prepare, order, len(order), at_once, fail_fast
         self._signal = Signal()
-        self._next = self._ended = 0
+        self._next = self._ended = self._under_way = 0
+        self._hubs: list[Hub] = []
+        self._threads: list[threading.Thread] = []
         self._running: dict[int, ProgramState] = {}
         self._results: dict[int, tuple[ProgramState | None, BaseException | None]] = {}
         self._stopped = False
@@ -70,20 +77,23 @@ class Batch:
 
     def states(self, progress_bar: bool) -> Iterator[ProgramState]:
         """States in the order of items. An error, or closing the iterator, cancels what is under way."""
-        count = min(THREADS, self._at_once, self._size)
-        shares = [self._at_once // count + (i < self._at_once % count) for i in range(count)]
-        threads = [threading.Thread(target=self._work, args=(share,), name=f"ramet-batch-{i}", daemon=True) for i, share in enumerate(shares)]
-        for thread in threads:
-            thread.start()
         try:
             with _progress(self._size) if progress_bar else nullcontext(lambda ended, totals: None) as show:
                 for i in range(self._size):
-                    self._signal.wait_for(lambda i=i: show(self._ended, self._totals) or i in self._results, None, _no_timer)  # type: ignore[misc]
+                    while not self._signal.wait_for(lambda i=i: i in self._results, time.monotonic() + PATIENCE, no_timer):  # type: ignore[misc]
+                        show(self._ended, self._totals)
+                        self._help()
+                    show(self._ended, self._totals)
                     yield self._result(i)
         finally:
             self._stop()
-            for thread in threads:
+            for thread in self._threads:
                 thread.join(timeout=2.0)  # one that sits in the user's own code ends with it
+
+    def begin(self) -> None:
+        """Starts the first thread."""
+        if self._size:
+            self._start()
 
     def _result(self, i: int) -> ProgramState:
         state, error = self._results.pop(i)
@@ -93,28 +103,49 @@ class Batch:
         assert state is not None
         return state
 
-    def _work(self, share: int) -> None:
-        """A thread of the batch: at most `share` programs at once, the next one when one of them ends."""
-        hub, under_way = Hub(), 0
+    def _help(self) -> None:
+        """Starts another thread if all are held up and there is something to begin."""
+        hubs = list(self._hubs)
+        turns = [hub.turns for hub in hubs]
+        held_up = all(hub.resuming and hub.seen == turn for hub, turn in zip(hubs, turns, strict=True))
+        for hub, turn in zip(hubs, turns, strict=True):
+            hub.seen = turn
+        if held_up and len(hubs) < MOST_THREADS and self._next < self._size and self._under_way < self._at_once:
+            self._start()
+
+    def _start(self) -> None:
+        hub = Hub()
+        thread = threading.Thread(target=self._work, args=(hub,), name=f"ramet-batch-{len(self._threads)}", daemon=True)
+        self._hubs.append(hub)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, hub: Hub) -> None:
+        """A thread of the batch: runs its programs in turn, and begins another one when there is room."""
+        mine = 0
 
         def ended(_: Task) -> None:
-            nonlocal under_way
-            under_way -= 1
+            nonlocal mine
+            mine -= 1
+            with self._signal.lock:
+                self._under_way -= 1
 
         while True:
-            i = self._take() if under_way < share else None
+            i = self._take()
             if i is not None:
-                under_way += 1
+                mine += 1
                 hub.spawn(lambda i=i: self._perform(i), ended)  # type: ignore[misc]
-            elif not under_way:
+            elif not mine:
+                self._hubs.remove(hub)
                 return
             hub.turn()
 
     def _take(self) -> int | None:
         with self._signal.lock:
-            if self._stopped or self._next >= self._size:
+            if self._stopped or self._next >= self._size or self._under_way >= self._at_once:
                 return None
             self._next += 1
+            self._under_way += 1
             return self._order[self._next - 1]
 
     def _perform(self, i: int) -> None:
@@ -163,10 +194,6 @@ def _progress(size: int) -> Iterator[Callable[[int, Mapping[str, int]], None]]:
             bar.update(task, completed=ended, rate=rate)
 
         yield show
-
-
-def _no_timer(wake: Callable[[], None], delay: float) -> None:
-    """These waits have no deadline."""
 
 
 def arguments_of(program: Program, item: Any, index: int) -> dict[str, Any]:

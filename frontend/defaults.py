@@ -11,6 +11,7 @@ from .chat_template import ChatFormat
 
 _lock = threading.RLock()
 _default: Backend | None = None
+_backends: set[type] = set()  # classes that are known to be backends
 
 
 def set_default_backend(backend: Any) -> None:
@@ -47,7 +48,10 @@ def resolve(backend: Any) -> Backend:
 
 
 def checked(backend: Any) -> Backend:
-    if not isinstance(backend, Backend):
+    if type(backend) not in _backends:
+        if isinstance(backend, Backend) and not isinstance(backend, type):
+            _backends.add(type(backend))  # looking at a protocol's methods takes longer than a whole run
+            return backend
         raise RequestError(f"backend={backend!r}: a Runtime, RuntimeEndpoint, OpenAI or Fake is needed", field="backend")
     return backend
 

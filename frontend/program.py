@@ -15,7 +15,7 @@ from .run import Run
 from .sampling import overrides
 from .state import ProgramState
 
-RUN_ONLY = ("stream", "backend", "use_thread", "timeout", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+RUN_ONLY = ("stream", "backend", "use_thread", "timeout", "chat_template", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 
 
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
@@ -175,26 +175,39 @@ class Program:
         threading.Thread(target=quiet, name=f"ramet-{self.__name__}", daemon=True).start()
         return state
 
-    def _prepare(self, options: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
+    def _prepare(self, options: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
         """A state, and the function that runs the body on it to the end of all branches."""
+        return self._make(self._settings(options), args, kwargs)
+
+    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What a `Run` is made with. Raises RequestError for a bad option."""
         backend = resolve(options["backend"])
-        sampling = overrides({k: v for k, v in options.items() if k not in RUN_ONLY and k != "chat_template"})
-        logprobs = ir.Logprobs(bool(options["return_logprob"] or options["top_logprobs_num"]), _or(options["logprob_start_len"], -1),
-                               _or(options["top_logprobs_num"], 0), bool(options["return_text_in_logprobs"]))  # fmt: skip
-        timeout = seconds("timeout", options["timeout"])
-        chat = chat_format(backend, options["chat_template"])
-        run = Run(backend, chat, sampling, logprobs, timeout=timeout, streams=bool(options["stream"]),
-                  inline=not options["use_thread"], spec_tokens=self.num_api_spec_tokens)  # fmt: skip
+        sampling = {k: v for k, v in options.items() if k not in RUN_ONLY}
+        return {
+            "backend": backend,
+            "chat": chat_format(backend, options["chat_template"]),
+            "defaults": overrides(sampling),
+            "logprobs": ir.Logprobs(
+                bool(options["return_logprob"] or options["top_logprobs_num"]),
+                _or(options["logprob_start_len"], -1),
+                _or(options["top_logprobs_num"], 0),
+                bool(options["return_text_in_logprobs"]),
+            ),
+            "timeout": seconds("timeout", options["timeout"]),
+            "streams": bool(options["stream"]),
+            "inline": not options["use_thread"],
+            "spec_tokens": self.num_api_spec_tokens,
+        }
+
+    def _make(self, settings: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
+        run = Run(**settings)
         if self.begin is not None:
             run.root.preset = self.begin(run.root)
         state = ProgramState(run.root)
         bound = self._signature.bind(state, *args, **{**self.bound, **kwargs})  # TypeError names what is missing
 
         def body() -> Any:
-            def call() -> Any:
-                return self.func(*bound.args, **bound.kwargs)
-
-            state.ret_value = run.perform(call)
+            state.ret_value = run.perform(lambda: self.func(*bound.args, **bound.kwargs))
             return state.ret_value
 
         return state, body

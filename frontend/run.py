@@ -19,6 +19,7 @@ from .chat_template import ChatFormat
 from .waiting import Signal
 
 _inside: ContextVar[Run | None] = ContextVar("ramet_run", default=None)  # whose body is running here
+_PROCESS, _runs = uuid.uuid4().hex[:12], itertools.count()  # for request ids that no other process has
 COUNTED = ("prompt_tokens", "cached_tokens", "forced_tokens", "completion_tokens")
 
 
@@ -62,7 +63,7 @@ class Run:
         self._busy: dict[Branch, int] = {}
         self._failed: list[Branch] = []
         self._begun, self._branches = time.monotonic(), itertools.count()
-        self._id, self._count = uuid.uuid4().hex[:16], itertools.count()
+        self._id, self._count = f"{_PROCESS}-{next(_runs)}", itertools.count()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.root = Branch(self)
         if timeout is not None:

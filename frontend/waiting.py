@@ -156,24 +156,30 @@ class Task:
             self.error = exc
 
 
+def no_timer(wake: Waker, delay: float) -> None:
+    """For waits outside of tasks, or without a deadline."""
+
+
 class Hub:
     """Runs tasks on the calling thread: one at a time, each until it waits."""
 
     def __init__(self) -> None:
-        self._ready: SimpleQueue[Task | None] = SimpleQueue()
+        self._ready: SimpleQueue[Task] = SimpleQueue()
+        self.turns = self.seen = 0  # how often a task went on; what a watcher last saw of it
+        self.resuming = False
 
-    def spawn(self, function: Callable[[], Any], done: Callable[[Task], None]) -> None:
-        self._ready.put(Task(function, self._ready.put, done))
-
-    def poke(self) -> None:
-        """Makes `turn` return."""
-        self._ready.put(None)
+    def spawn(self, function: Callable[[], Any], done: Callable[[Task], None]) -> Task:
+        task = Task(function, self._ready.put, done)
+        self._ready.put(task)
+        return task
 
     def turn(self) -> None:
         """Waits for a task that can go on and lets it go on."""
         task = self._ready.get()
-        if task is not None:
-            task.resume()
+        self.turns += 1
+        self.resuming = True
+        task.resume()
+        self.resuming = False
 
 
 def run_all(functions: list[Callable[[], Any]]) -> list[Task]:
@@ -188,9 +194,7 @@ def run_all(functions: list[Callable[[], Any]]) -> list[Task]:
         left -= 1
 
     for function in functions:
-        task = Task(function, hub._ready.put, done)
-        tasks.append(task)
-        hub._ready.put(task)
+        tasks.append(hub.spawn(function, done))
     while left:
         hub.turn()
     return tasks
@@ -207,7 +211,7 @@ def _run_beside(outer: Task, functions: list[Callable[[], Any]]) -> list[Task]:
     tasks = [Task(function, outer._schedule, done) for function in functions]
     for task in tasks:
         outer._schedule(task)
-    signal.wait_for(lambda: len(ended) == len(tasks), None, lambda wake, delay: None)
+    signal.wait_for(lambda: len(ended) == len(tasks), None, no_timer)
     return tasks
 
 

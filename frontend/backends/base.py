@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
 from ...runtime.protocol import Chunk, GenerateRequest, ScoreRequest, Scores
@@ -56,49 +57,43 @@ class Worker:
     """One thread that runs small jobs in order, now or after a delay. It starts with the backend and ends with it."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self._change = threading.Condition()
+        self._jobs: SimpleQueue[tuple[float, Callable[[], None] | None]] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Callable[[], None], delay: float = 0.0) -> None:
         """Runs `work` on the thread after `delay` seconds; after `close` it is dropped."""
-        with self._change:
-            if self._closed:
-                return
-            job = (time.monotonic() + delay if delay else 0.0, next(self._count), work)
-            heapq.heappush(self._jobs, job)
-            if self._jobs[0] is job:
-                self._change.notify()
-
-    def drain(self) -> None:
-        """Ends the thread after all jobs that are due."""
-        if threading.current_thread() is not self._thread:
-            done = threading.Event()
-            self.post(done.set)
-            done.wait(timeout=5.0)
-        self.close()
+        if not self._closed:
+            self._jobs.put((time.monotonic() + delay if delay else 0.0, work))
 
     def close(self) -> None:
-        """Ends the thread after the job it is at."""
-        with self._change:
-            self._closed = True
-            self._jobs.clear()
-            self._change.notify()
+        """Ends the thread after the jobs that are due."""
+        self._closed = True
+        self._jobs.put((0.0, None))
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
+        later: list[tuple[float, int, Callable[[], None]]] = []
+        count = itertools.count()  # jobs of the same time run in order
         while True:
-            with self._change:
-                while not self._closed and (not self._jobs or self._jobs[0][0] > time.monotonic()):
-                    self._change.wait(max(0.0, self._jobs[0][0] - time.monotonic()) if self._jobs else None)
-                if self._closed:
-                    return
-                work = heapq.heappop(self._jobs)[2]
+            while later and later[0][0] <= time.monotonic():
+                _perform(heapq.heappop(later)[2])
             try:
-                work()
-            except Exception:  # a job reports its own errors; one that does not must not end the others
-                logging.getLogger(__name__).exception("a deferred job failed")
+                when, work = self._jobs.get(timeout=max(0.0, later[0][0] - time.monotonic()) if later else None)
+            except Empty:
+                continue
+            if work is None:
+                return
+            if when:
+                heapq.heappush(later, (when, next(count), work))
+            else:
+                _perform(work)
+
+
+def _perform(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:  # a job reports its own errors; one that does not must not end the others
+        logging.getLogger(__name__).exception("a deferred job failed")

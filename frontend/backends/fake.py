@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...runtime.errors import CancelledError, ConstraintError, EngineClosedError, PromptError, RequestError
@@ -28,6 +27,7 @@ from ...runtime.protocol import (
 from .base import ChunkSink, Message, ScoreSink, Worker
 
 BOS, EOS, VOCAB = 256, 257, 258
+Piece = tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]
 Logits = Callable[[tuple[int, ...]], Mapping[int, float]]
 
 
@@ -172,16 +172,16 @@ class Fake:
         chunks: list[Chunk] = []
         for index in range(request.params.n):
             try:
-                chunks += self._output(request, ids, scripted, index)
+                pieces, finish = self._output(request, ids, scripted, index)
             except Exception as exc:
                 chunks.append(Chunk(request.rid, index, error=exc))
                 continue
-            made = tuple(i for c in chunks if c.index == index for i in c.token_ids)
+            made = sum((piece[1] for piece in pieces), ())
             self._remember(ids + made)
-            usage = Usage(len(ids), cached, len(made))
             seconds = self._latency + time.monotonic() - start
-            last = chunks[-1]
-            chunks[-1] = replace(last, usage=usage, timings=Timings(0.0, seconds, 0.0, seconds))
+            end = {"finish": finish, "usage": Usage(len(ids), cached, len(made)), "timings": Timings(0.0, seconds, 0.0, seconds)}
+            for i, (text, own, logprobs) in enumerate(pieces):
+                chunks.append(Chunk(request.rid, index, text, own, logprobs=logprobs, **(end if i == len(pieces) - 1 else {})))  # type: ignore[arg-type]
         self._free()
         self._send(request.rid, chunks, 0, sink)
 
@@ -198,22 +198,22 @@ class Fake:
         else:
             self.abort(rid)
 
-    def _output(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, index: int) -> list[Chunk]:
-        params, rid = request.params, request.rid
+    def _output(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, index: int) -> tuple[list[Piece], FinishReason]:
+        params = request.params
         if params.max_new_tokens == 0:
-            return [Chunk(rid, index, finish=FinishReason("length"))]
+            return [("", (), ())], FinishReason("length")
         if self._logits is not None:
             made, logprobs = self._sampled(ids, params, index)
-            return [self._cut(rid, index, made, params, logprobs if request.logprobs else ())]
+            return self._cut(made, params, logprobs if request.logprobs else ())
         answer = self._scripted(request, ids) if scripted is None else scripted
         if isinstance(answer, list) and answer and isinstance(answer[0], str):
             answer = answer[index % len(answer)]
         if isinstance(answer, BaseException):
             raise answer
         if not isinstance(answer, str):
-            return [self._cut(rid, index, tuple(answer), params, ())]
+            return self._cut(tuple(answer), params, ())
         _check_constraint(params.constraint, answer)
-        return self._pieces(request, index, answer)
+        return self._words(request, answer)
 
     def _scripted(self, request: GenerateRequest, ids: tuple[int, ...]) -> Any:
         prompt = self.decode(ids)
@@ -228,33 +228,26 @@ class Fake:
             raise RequestError("this Fake has no script; give it one: Fake(['first answer', ...])", field="script")
         return self._script
 
-    def _pieces(self, request: GenerateRequest, index: int, text: str) -> list[Chunk]:
+    def _words(self, request: GenerateRequest, text: str) -> tuple[list[Piece], FinishReason]:
         """The text word by word, up to its first stop; then the end-of-text token, or the stop that is trimmed."""
         matched, at = first_stop(text, request.params)
         whole = text if matched is None else text[: at + len(matched)]
         shown = whole if matched is None or request.params.no_stop_trim else text[:at]
         words = re.findall(r"\s*\S+|\s+", shown) or [""]
-        rest: tuple[int, ...] = (EOS,) if matched is None else tuple(whole[len(shown) :].encode())
-        finish = FinishReason("stop", EOS if matched is None else matched)
-        chunks = [self._chunk(request, index, word, tuple(word.encode())) for word in words]
-        last = self._chunk(request, index, words[-1], tuple(words[-1].encode()) + rest)
-        return [*chunks[:-1], replace(last, finish=finish)]
+        ids = [tuple(word.encode()) for word in words]
+        ids[-1] += (EOS,) if matched is None else tuple(whole[len(shown) :].encode())
+        certain = [tuple(TokenLogprob(i, 0.0) for i in own) if request.logprobs else () for own in ids]
+        return list(zip(words, ids, certain, strict=True)), FinishReason("stop", EOS if matched is None else matched)
 
-    def _chunk(self, request: GenerateRequest, index: int, text: str, ids: tuple[int, ...]) -> Chunk:
-        logprobs = tuple(TokenLogprob(i, 0.0) for i in ids) if request.logprobs else ()  # scripted: certain
-        return Chunk(request.rid, index, text, ids, logprobs=logprobs)
-
-    def _cut(self, rid: str, index: int, made: tuple[int, ...], params: SamplingParams, logprobs: Sequence[TokenLogprob]) -> Chunk:
+    def _cut(self, made: tuple[int, ...], params: SamplingParams, logprobs: Sequence[TokenLogprob]) -> tuple[list[Piece], FinishReason]:
         """An output of ids, ended by end-of-text, a stop or its length."""
         made = made[: params.max_new_tokens]
         text = self.decode(made)
         matched, at = first_stop(text, params)
         if matched is not None:
-            shown = text if params.no_stop_trim else text[:at]
-            return Chunk(rid, index, shown, made, logprobs=tuple(logprobs), finish=FinishReason("stop", matched))
+            return [(text if params.no_stop_trim else text[:at], made, tuple(logprobs))], FinishReason("stop", matched)
         ended = made and (made[-1] in params.stop_token_ids or (made[-1] == EOS and not params.ignore_eos))
-        finish = FinishReason("stop", made[-1]) if ended else FinishReason("length")
-        return Chunk(rid, index, text, made, logprobs=tuple(logprobs), finish=finish)
+        return [(text, made, tuple(logprobs))], FinishReason("stop", made[-1]) if ended else FinishReason("length")
 
     def _sampled(self, ids: tuple[int, ...], params: SamplingParams, index: int) -> tuple[tuple[int, ...], list[TokenLogprob]]:
         if params.constraint is not None and params.constraint.kind != "choice":
@@ -313,6 +306,8 @@ class Fake:
 
 def first_stop(text: str, params: SamplingParams) -> tuple[str | None, int]:
     """The stop that comes first in `text` and where it begins, or (None, -1)."""
+    if not params.stop and not params.stop_regex:
+        return None, -1
     found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
     found += [(m.start(), m[0]) for pattern in params.stop_regex if (m := re.search(pattern, text)) and m[0]]
     at, stop = min(found, key=lambda f: (f[0], -len(f[1])), default=(-1, None))

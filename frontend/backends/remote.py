@@ -62,7 +62,7 @@ class Calls:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self.worker.drain()
+        self.worker.close()
 
     def _begin(self, rid: str, work: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]) -> None:
         async def guarded() -> None:

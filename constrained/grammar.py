@@ -21,8 +21,6 @@ from .errors import GrammarError
 MAX_CODE_POINT = 0x10FFFF
 MAX_REPEAT = 2**30  # counters are 32-bit in the automaton
 
-_set = object.__setattr__
-
 
 class Term:
     """A node. `op` names the kind and `args` holds what that kind needs (below). Made by the functions of this module only.
@@ -35,27 +33,35 @@ class Term:
     op: str
     args: tuple[Any, ...]
     regular: bool
+    _hash: int | None
 
     def __init__(self, op: str, args: tuple[Any, ...], regular: bool = True) -> None:
-        _set(self, "op", op)
-        _set(self, "args", args)
-        _set(self, "regular", regular)
-        _set(self, "_hash", hash((op, args)))
+        _set_op(self, op)
+        _set_args(self, args)
+        _set_regular(self, regular)
+        _set_hash(self, None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Term is immutable")
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined, no-any-return]
+        known = self._hash
+        if known is None:  # worked out when first asked for; its parts keep theirs
+            known = hash((self.op, self.args))
+            _set_hash(self, known)
+        return known
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Term) and self._hash == other._hash and self.op == other.op and self.args == other.args  # type: ignore[attr-defined]
+        return isinstance(other, Term) and hash(self) == hash(other) and self.op == other.op and self.args == other.args
 
     def __repr__(self) -> str:
         return f"{self.op}({', '.join(map(repr, self.args))})"
 
+
+# The slots' own setters: a schema makes hundreds of terms, and this halves what one costs.
+_set_op, _set_args, _set_regular, _set_hash = (getattr(Term, name).__set__ for name in Term.__slots__)
 
 EMPTY = Term("empty", ())
 """The empty string alone."""
@@ -116,17 +122,26 @@ def ref(rule_name: str) -> Term:
 def seq(*terms: Term) -> Term:
     """One after the other."""
     flat: list[Term] = []
+    texts: list[str] = []  # of a run of literals, which become one
     for term in terms:
         op = term.op
+        if op == "lit":
+            texts.append(term.args[0])
+            continue
         if op == "empty":
             continue
         if op == "nothing":
             return NOTHING
         for part in term.args if op == "seq" else (term,):
-            if part.op == "lit" and flat and flat[-1].op == "lit":
-                flat[-1] = Term("lit", (flat[-1].args[0] + part.args[0],))
-            else:
-                flat.append(part)
+            if part.op == "lit":
+                texts.append(part.args[0])
+                continue
+            if texts:
+                flat.append(Term("lit", ("".join(texts),)))
+                texts.clear()
+            flat.append(part)
+    if texts:
+        flat.append(Term("lit", ("".join(texts),)))
     if len(flat) < 2:
         return flat[0] if flat else EMPTY
     return Term("seq", tuple(flat), all([part.regular for part in flat]))

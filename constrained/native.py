@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_uint8, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +23,8 @@ DEAD, _LIMIT = -1, -2
 UNKNOWN = 1 << 30  # a need that no sequence of tokens meets
 MAX_FORCED = 1 << 14  # bytes of one jump
 _OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11}
+_KIDS = {"seq": 0, "alt": 0, "both": 0, "not": 0, "json": 0, "rep": 0, "pick": 3, "empty": 0, "nothing": 0}  # where the parts begin
+_LEAVES = ("lit", "ref", "chars")
 _HERE = Path(__file__).parent
 
 
@@ -34,7 +36,7 @@ def library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("vocabulary", c_void_p, (c_int32, c_char_p, c_void_p, c_int32, c_void_p, c_uint64)),
         ("vocabulary_free", None, (c_void_p,)),
-        ("grammar", c_int32, (c_void_p, c_void_p, c_int64, c_int32, c_uint64, POINTER(c_void_p), c_char_p, c_int64)),
+        ("grammar", c_int32, (c_void_p, c_void_p, c_int64, c_int32, c_uint64, c_double, POINTER(c_void_p), c_char_p, c_int64)),
         ("grammar_free", None, (c_void_p,)),
         ("start", c_int32, (c_void_p,)),
         ("advance", c_int32, (c_void_p, c_int32, c_int32)),
@@ -72,13 +74,13 @@ class NativeVocabulary:
 class NativeAutomaton:
     """One grammar, compiled lazily. Grows as states are visited; never changes an answer."""
 
-    def __init__(self, vocabulary: NativeVocabulary, source: GrammarSource, *, whole: bool, byte_limit: int) -> None:
+    def __init__(self, vocabulary: NativeVocabulary, source: GrammarSource, *, whole: bool, byte_limit: int, seconds: float) -> None:
         self._lib = vocabulary.lib
         self._vocabulary = vocabulary  # keeps the tokens alive
         code = encode(source)
         handle, message = c_void_p(), ctypes.create_string_buffer(512)
         status = self._lib.ramet_grammar(
-            vocabulary.handle, code.buffer_info()[0], len(code), whole, byte_limit, byref(handle), message, len(message)
+            vocabulary.handle, code.buffer_info()[0], len(code), whole, byte_limit, seconds, byref(handle), message, len(message)
         )
         if status:
             raise (LimitError if status == _LIMIT else GrammarError)(message.value.decode())
@@ -132,7 +134,7 @@ class NativeAutomaton:
 
     def _fail(self, status: int) -> int:
         if status == _LIMIT:
-            raise LimitError("the constraint passed its limit on states or memory while it was used")
+            raise LimitError("the constraint passed its limit on memory or time while it was used")
         raise GrammarError("the automaton failed inside (out of memory?)")
 
 
@@ -141,39 +143,45 @@ def encode(source: GrammarSource) -> array[int]:
     numbers = {name: n for n, name in enumerate(source.rules)}
     if source.start not in numbers:
         raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
-    index: dict[Term, int] = {}
-    records = array("i")
-    for name, root in source.rules.items():
+    index: dict[int, int] = {}  # by identity, which costs no hashing; what is equal twice is only written twice
+    records: list[int] = []
+
+    def write(term: Term) -> list[Term]:
+        """The record of a term, or the parts of it that must be written before."""
+        op, args = term.op, term.args
+        if op == "lit":
+            records.extend((2, len(args[0])))
+            records.extend(map(ord, args[0]))
+        elif op == "ref":
+            if args[0] not in numbers:
+                raise GrammarError(f"a rule uses a rule {args[0]!r} that does not exist", place=args[0])
+            records.extend((7, 1, numbers[args[0]]))
+        elif op == "chars":
+            records.extend((3, 2 * len(args)))
+            for pair in args:
+                records.extend(pair)
+        else:
+            first = _KIDS[op]
+            kids = args[:1] if op == "rep" else args[first:]
+            missing = [kid for kid in kids if id(kid) not in index and (kid.op not in _LEAVES or write(kid))]
+            if missing:
+                return missing
+            counts = args[:first] if op == "pick" else args[1:] if op == "rep" else ()
+            kids = [index[id(kid)] for kid in kids]
+            records.extend((_OPS[op], len(args)))
+            records.extend(kids if op == "rep" else ())
+            records.extend([-1 if n is None else n for n in counts])
+            records.extend(() if op == "rep" else kids)
+        index[id(term)] = len(index)
+        return []
+
+    for root in source.rules.values():
         stack = [root]
         while stack:
-            term = stack[-1]
-            if term in index:
-                stack.pop()
-                continue
-            op, args = term.op, term.args
-            kids = args if op in ("seq", "alt", "both") else args[:1] if op in ("rep", "not", "json") else args[3:] if op == "pick" else ()
-            missing = [kid for kid in kids if kid not in index]
+            missing = [] if id(stack[-1]) in index else write(stack[-1])
             if missing:
                 stack += missing
-                continue
-            stack.pop()
-            if op == "lit":
-                body = [ord(c) for c in args[0]]
-            elif op == "chars":
-                body = [bound for pair in args for bound in pair]
-            elif op == "rep":
-                body = [index[args[0]], args[1], -1 if args[2] is None else args[2]]
-            elif op == "pick":
-                body = [args[0], args[1], -1 if args[2] is None else args[2], *[index[kid] for kid in kids]]
-            elif op == "ref":
-                if args[0] not in numbers:
-                    raise GrammarError(f"the rule {name!r} uses a rule {args[0]!r} that does not exist", place=name)
-                body = [numbers[args[0]]]
             else:
-                body = [index[kid] for kid in kids]
-            records.append(_OPS[op])
-            records.append(len(body))
-            records.extend(body)
-            index[term] = len(index)
-    head = array("i", [len(index), len(numbers), numbers[source.start], *[index[root] for root in source.rules.values()]])
-    return head + records
+                stack.pop()
+    head = array("i", [len(index), len(numbers), numbers[source.start], *[index[id(root)] for root in source.rules.values()]])
+    return head + array("i", records)

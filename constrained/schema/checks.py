@@ -15,6 +15,8 @@ IN_PLACE = REFERENCES | {"allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 
 
 def _type(value: Any) -> str | None:
+    if type(value) is str and value in TYPES:
+        return None
     names = value if isinstance(value, list) and value else [value]
     if all(isinstance(name, str) and name in TYPES for name in names):
         return None
@@ -38,8 +40,12 @@ def _items(value: Any) -> str | None:
 
 
 def _map(value: Any) -> str | None:
-    if isinstance(value, dict) and all(isinstance(item, dict | bool) for item in value.values()):
-        return None
+    if isinstance(value, dict):
+        for item in value.values():
+            if type(item) is not dict and not isinstance(item, bool):
+                break
+        else:
+            return None
     return "must be an object of schemas"
 
 

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 from ..errors import LimitError
@@ -15,7 +17,7 @@ from .facts import (
 )  # fmt: skip
 from .lists import Member, Need, in_order, needy, picked, repeated
 from .logic import Solver, string_admits
-from .style import Style
+from .style import Style, style
 
 QUOTE = lit('"')
 ANY_TEXT = seq(QUOTE, json_string(ANY_STRING), QUOTE)
@@ -75,6 +77,9 @@ class Emitter:
     def _value(self, node: Node, depth: int) -> Term:
         if FALSE in node:
             return NOTHING
+        if not node and self.style.name != "pretty":
+            self.rules["any"] = _any_value(self.style.name)
+            return ref("any")
         if len(node) == 1 and (simple := self._simple(node)):
             return simple
         if not self.solver.kinds(node) & (ARRAY | OBJECT):
@@ -197,7 +202,7 @@ class Emitter:
             allowed = not facts.names or self.solver.names_admit(facts.names, name)
             term = self.value(self.solver.property_node(facts, name), inner) if allowed else NOTHING
             if term.op != "nothing":
-                text = json.dumps(name, ensure_ascii=False)
+                text = encode_basestring(name)
                 term = seq(lit(text + key), term) if key else seq(lit(text), self.style.key, term)
                 members.append(Member(name, term, required))
             elif required:
@@ -279,6 +284,17 @@ class Emitter:
         return self.style.enclose("{}", body, False, depth)
 
 
+@cache
+def _any_value(style_name: str) -> Term:
+    """The rule "any": every JSON value, in a style whose separators are the same at all depths."""
+    form, value = style(style_name), ref("any")
+    pair = seq(ANY_TEXT, form.key, value)
+    members, items = (repeated(item, form.item(0), 0, None, started=False) for item in (pair, value))
+    return alt(
+        SCALARS["null"], SCALARS["boolean"], numbers.NUMBER, ANY_TEXT, form.enclose("[]", items, True, 0), form.enclose("{}", members, True, 0)
+    )
+
+
 def string_language(facts: StringFacts) -> Term:
     """The strings that satisfy `facts`, as plain text."""
     if facts.values is not None:
@@ -294,6 +310,6 @@ def string_language(facts: StringFacts) -> Term:
 def string_term(facts: StringFacts) -> Term:
     """The same as JSON writes it, in quotes; listed values in their usual spelling alone."""
     if facts.values is not None:
-        return alt(*[lit(json.dumps(text, ensure_ascii=False)) for text in facts.values if string_admits(facts, text)])
+        return alt(*[lit(encode_basestring(text)) for text in facts.values if string_admits(facts, text)])
     language = string_language(facts)
     return NOTHING if language.op == "nothing" else seq(QUOTE, json_string(language), QUOTE)

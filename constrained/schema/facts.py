@@ -252,7 +252,10 @@ class ObjectFacts(Facts):
     def impossible(self) -> bool:
         if self.hi is not None and max(self.lo, len(self.required)) > self.hi:
             return True
-        return any(1 in self.properties.get(name, ()) for name in self.required)
+        for name in self.required:
+            if 1 in self.properties.get(name, ()):
+                return True
+        return False
 
 
 FACTS: dict[int, type[Facts]] = {

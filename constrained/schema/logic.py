@@ -18,7 +18,7 @@ from .facts import ANY_KIND, ARRAY, BOOLEAN, FACTS, KINDS, NULL, NUMBER, OBJECT,
 from .match import matches
 from .unevaluated import settle
 
-MAX_BRANCHES = 2_000
+MAX_BRANCHES = 500
 Alternative = list[Literal]
 Choice = list[Alternative]
 
@@ -74,6 +74,12 @@ class Solver:
         if known is None:
             state = State(FACTS[kind](), set(), sorted(node), [])
             known = self._solved[key] = []
+            if not self._assume(state):
+                return known
+            if not state.choices and kind < ARRAY or not (state.choices or self.annotates or getattr(state.facts, "witnesses", None)):
+                if not self._contradicts(state.facts):
+                    known.append(state.facts)
+                return known
             for facts in self._search(state):
                 known.append(facts)
                 if len(known) > MAX_BRANCHES:
@@ -188,7 +194,10 @@ class Solver:
     def _assume(self, state: State) -> bool:
         """Turns the literals on `state.todo` into facts and choices. False: they contradict."""
         todo, state.todo = state.todo, []
-        return all(self.assume(state, literal) for literal in todo) and not state.facts.impossible
+        for literal in todo:
+            if not self.assume(state, literal):
+                return False
+        return not state.facts.impossible
 
     def assume(self, state: State, literal: Literal) -> bool:
         """Turns one literal into facts and choices, keyword by keyword in the order of the schema. False: it contradicts the others."""

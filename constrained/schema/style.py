@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import GrammarError
-from ..grammar import EMPTY, Term, alt, chars, lit, rep, seq
+from ..grammar import EMPTY, Term, chars, lit, rep, seq
 
 MAX_SPACE = 16
 """The most whitespace characters between two tokens of JSON in the flexible style."""
@@ -28,6 +28,8 @@ class Style:
     """Between the last member and the closing bracket."""
     empty: Term = EMPTY
     """Between the brackets of an empty list."""
+    tight: bool = False
+    """Whether nothing stands beside the brackets."""
 
     def deeper(self, depth: int) -> int:
         """The depth of what lies inside a list at `depth`; all depths are one where the style does not tell them apart."""
@@ -35,14 +37,18 @@ class Style:
 
     def enclose(self, brackets: str, body: Term, may_be_empty: bool, depth: int) -> Term:
         """`body` (members with separators, at least one) in brackets."""
-        opening, closing = lit(brackets[0]), lit(brackets[1])
-        full = seq(self.before(depth), body, self.after(depth))
-        return seq(opening, alt(self.empty, full) if may_be_empty else full, closing)
+        full = body if self.tight else seq(self.before(depth), body, self.after(depth))
+        if may_be_empty:
+            if full.op == "nothing":
+                full = self.empty
+            else:
+                full = Term("alt", (self.empty, full), full.regular)  # as alt() makes it, but without a look for equal terms
+        return seq(lit(brackets[0]), full, lit(brackets[1]))
 
 
 def _plain(name: str, item: str, key: str) -> Style:
     separator = lit(item)
-    return Style(name, lit(key), lambda depth: separator, lambda depth: EMPTY, lambda depth: EMPTY)
+    return Style(name, lit(key), lambda depth: separator, lambda depth: EMPTY, lambda depth: EMPTY, tight=True)
 
 
 def _pretty(indent: int) -> Style:

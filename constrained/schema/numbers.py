@@ -238,7 +238,27 @@ def _table(conditions: tuple[Any, ...]) -> Table:
                 alive.add(number)
                 todo.append(number)
     kept = {number: i for i, number in enumerate(sorted(alive | {0}))}
-    return [(ends[n], {kept[after]: cs for after, cs in edges[n].items() if after in alive}) for n in kept]
+    return _minimal([(ends[n], {kept[after]: cs for after, cs in edges[n].items() if after in alive}) for n in kept])
+
+
+def _minimal(table: Table) -> Table:
+    """The same language in the fewest states: those that nothing tells apart become one (Moore 1956)."""
+    classes, count = [int(ends) for ends, _ in table], 0
+    while count < (count := len(set(classes))):
+        seen: dict[Any, int] = {}
+        refined = []
+        for state, (_, row) in enumerate(table):
+            ways = frozenset((character, classes[after]) for after, characters in row.items() for character in characters)
+            refined.append(seen.setdefault((classes[state], ways), len(seen)))
+        classes = refined
+    merged: Table = []
+    for number in dict.fromkeys(classes):  # numbered in the order of the states, so the first stays first
+        ends, row = table[classes.index(number)]
+        joined: dict[int, list[str]] = {}
+        for after, characters in row.items():
+            joined.setdefault(classes[after], []).extend(characters)
+        merged.append((ends, joined))
+    return merged
 
 
 def _loops(table: Table) -> bool:

@@ -211,10 +211,13 @@ class Engine:
         else:
             request.last_token = time.monotonic()
             text = append_token(request, token)
-            if request.matcher is not None and request.finish is None:
+            if request.matcher is not None and (request.finish is None or request.finish.type == "length"):
                 if not request.matcher.advance(token):
                     raise EngineError(f"token {token} passed the mask and was refused by the grammar")
-                text += self._after_grammar(request)
+                if request.finish is None:
+                    text += self._after_grammar(request)
+                elif request.matcher.finished or request.must_finish and request.matcher.accepting:
+                    request.finish = FinishReason("stop")  # complete with its last token: that ends it, not the limit
         if request.finish is not None and request.next_logprob >= len(request.ids):
             self.scheduler.settle(request)
             self._forget(request)

@@ -41,6 +41,8 @@ class Emitter:
         self._terms: dict[tuple[Node, int], Term] = {}
         self._todo: list[tuple[str, Node, int]] = []
         self._made: dict[object, Term] = {}
+        self._properties: dict[tuple[str, Node, int], Term] = {}
+        self._others: dict[frozenset[str], Term] = {}
         self._place = ""
 
     def finish(self) -> None:
@@ -196,14 +198,11 @@ class Emitter:
     def _object(self, facts: ObjectFacts, depth: int) -> Term:
         inner, separator = self.style.deeper(depth), self.style.item(depth)
         members: list[Member] = []
-        key = self.style.key.args[0] if self.style.key.op == "lit" else None
         for name in {**facts.properties, **facts.required}:
             required = name in facts.required
             allowed = not facts.names or self.solver.names_admit(facts.names, name)
-            term = self.value(self.solver.property_node(facts, name), inner) if allowed else NOTHING
+            term = self._property(name, self.solver.property_node(facts, name), inner) if allowed else NOTHING
             if term.op != "nothing":
-                text = encode_basestring(name)
-                term = seq(lit(text + key), term) if key else seq(lit(text), self.style.key, term)
                 members.append(Member(name, term, required))
             elif required:
                 return NOTHING
@@ -219,6 +218,16 @@ class Emitter:
         body = picked(members, extra, separator, lo, hi, facts.required)
         return self.style.enclose("{}", body, lo == 0 and needed == 0, depth)
 
+    def _property(self, name: str, node: Node, depth: int) -> Term:
+        """A name and its value: made once, as the alternatives of a schema share most of theirs."""
+        key = (name, node, depth)
+        term = self._properties.get(key)
+        if term is None:
+            text, between = encode_basestring(name), self.style.key
+            start = (lit(text + between.args[0]),) if between.op == "lit" else (lit(text), between)
+            term = self._properties[key] = seq(*start, self.value(node, depth))
+        return term
+
     def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:
         """A property with a name that no place is kept for; of a name in all of `names`, with a value that satisfies `value` too."""
         options = []
@@ -233,8 +242,7 @@ class Emitter:
         patterns = list(dict.fromkeys([p for rule, _ in facts.rules for p in (*rule.patterns, *rule.not_patterns)]))
         if not patterns and any(literal == FALSE for _, literal in facts.rules):
             return []
-        declared = {**facts.properties, **facts.required}
-        base = complement(alt(*map(lit, declared))) if declared else ANY_STRING
+        base = self._undeclared(frozenset((*facts.properties, *facts.required)))
         if facts.names:
             base = both(base, self._names_term(facts.names))
         for some in names:
@@ -254,6 +262,12 @@ class Emitter:
             if FALSE not in node:
                 found.setdefault(node, []).append(term)
         return [(alt(*terms), node) for node, terms in found.items()]
+
+    def _undeclared(self, declared: frozenset[str]) -> Term:
+        """All names but these."""
+        if declared not in self._others:
+            self._others[declared] = complement(alt(*map(lit, sorted(declared)))) if declared else ANY_STRING
+        return self._others[declared]
 
     def _names_term(self, node: Node) -> Term:
         """The strings that satisfy `node`, as names."""

@@ -45,7 +45,7 @@ def run(
     values = _arguments(arguments or [])
     with _engine(model, set_) as runtime:
         start = time.perf_counter()
-        state = chosen.run(**values, backend=runtime, stream=True, max_new_tokens=max_tokens, temperature=temperature)
+        state = chosen.bind(**values).run(backend=runtime, stream=True, max_new_tokens=max_tokens, temperature=temperature)
         for piece in state.text_iter():
             print(piece, end="", flush=True)
         state.sync()

@@ -36,6 +36,7 @@ constexpr int kLimit = -2, kInvalid = -3, kFailed = -4;
 template <class F> auto guarded(Grammar* g, F&& act) -> decltype(act()) {
     std::lock_guard<std::mutex> hold(g->store().lock);
     try {
+        Metered meter(*g);
         return act();
     } catch (const Limit&) {
         return kLimit;
@@ -61,11 +62,12 @@ EXPORT Vocabulary* ramet_vocabulary(i32 n, const uint8_t* text, const int64_t* o
 
 EXPORT void ramet_vocabulary_free(Vocabulary* v) { delete v; }
 
-EXPORT i32 ramet_grammar(Vocabulary* v, const i32* code, int64_t n, i32 whole, uint64_t byte_limit, Grammar** out, char* error, int64_t room) {
+EXPORT i32 ramet_grammar(Vocabulary* v, const i32* code, int64_t n, i32 whole, uint64_t byte_limit, double seconds, Grammar** out, char* error, int64_t room) {
     auto store = v->current();
     std::lock_guard<std::mutex> hold(store->lock);
     try {
-        auto g = std::make_unique<Grammar>(store, v->eos, byte_limit);
+        auto g = std::make_unique<Grammar>(store, v->eos, Limits{byte_limit, seconds});
+        Metered meter(*g);
         g->load(code, size_t(n), whole);
         *out = g.release();
         return 0;

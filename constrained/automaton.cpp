@@ -4,13 +4,24 @@
 
 namespace ramet {
 
-Grammar::Grammar(std::shared_ptr<Store> store, std::vector<i32> eos, u64 byte_limit)
-    : store_(std::move(store)), eos_(std::move(eos)), byte_limit_(byte_limit), frames_(1, Frame{-1, 0, 0, 0}), frame_dist_(1, 0) {}
+Grammar::Grammar(std::shared_ptr<Store> store, std::vector<i32> eos, Limits limits)
+    : store_(std::move(store)), eos_(std::move(eos)), limits_(limits), frames_(1, Frame{-1, 0, 0, 0}), frame_dist_(1, 0) {}
 
 void Grammar::hold(u64 more) {
     bytes_ += more;
-    if (bytes_ > byte_limit_) throw Limit("the constraint's automaton passes its memory limit");
+    store_->terms.tick();
+    if (bytes_ > limits_.bytes) throw Limit("the constraint passes its memory limit");
 }
+
+// The clock is read once in a thousand steps, so a call that only looks things up pays nothing for its deadline.
+Metered::Metered(Grammar& grammar) : g(grammar), before(g.store_->held()) {
+    Terms& terms = g.store_->terms;
+    u64 left = g.limits_.bytes - std::min(g.limits_.bytes, g.bytes_);
+    terms.byte_limit = terms.bytes + left;
+    terms.start(g.limits_.seconds);
+}
+
+Metered::~Metered() { g.bytes_ += g.store_->held() - before; }
 
 // ---- stacks
 
@@ -46,7 +57,7 @@ void Grammar::enter(i32 rule, i32 stack, Set& out) {
     switch (r.op) {
     case G::Term: {
         i32 s = store_->border(r.term);
-        if (r.term != Terms::kEmpty) out.configs.push_back({s, stack});
+        if (store_->goes_on(s)) out.configs.push_back({s, stack});
         if (store_->at(s).accept) resume(stack, out);
         break;
     }
@@ -159,7 +170,7 @@ i32 Grammar::step(i32 s, uint8_t b) {
         if (to < 0) continue;
         sources++;
         const TState& ts = store_->at(to);
-        if (ts.node != Terms::kEmpty) out.configs.push_back({to, c.stack});
+        if (store_->goes_on(to)) out.configs.push_back({to, c.stack});
         if (ts.accept) {
             const Set& more = closure(c.stack);
             out.configs.insert(out.configs.end(), more.configs.begin(), more.configs.end());

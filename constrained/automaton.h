@@ -54,9 +54,14 @@ struct State {
     u32 dist = kFar + 1, need = kFar + 1, worst = kFar + 1;
 };
 
+struct Limits {
+    u64 bytes;       // of the grammar, and of what its calls add to the store
+    double seconds;  // of one call
+};
+
 class Grammar {
 public:
-    Grammar(std::shared_ptr<Store> store, std::vector<i32> eos, u64 byte_limit);
+    Grammar(std::shared_ptr<Store> store, std::vector<i32> eos, Limits limits);
     void load(const i32* code, size_t n, bool whole);  // whole: the start is one term, however it is made
     Store& store() { return *store_; }
     std::shared_ptr<Store> shared_store() const { return store_; }
@@ -75,9 +80,12 @@ public:
 private:
     std::shared_ptr<Store> store_;
     std::vector<i32> eos_;
-    u64 byte_limit_, bytes_ = 0;
+    const Limits limits_;
+    u64 bytes_ = 0;
+    friend struct Metered;
     std::vector<Rule> rules_;
     i32 start_ = -1;
+    bool bytewise_ = true;  // shortest texts can be written byte by byte, so that a distance in bytes bounds one in tokens
     struct FrameHash { size_t operator()(const Frame& f) const; };
     struct FrameSame { bool operator()(const Frame& x, const Frame& y) const; };
     std::vector<Frame> frames_;
@@ -120,6 +128,14 @@ private:
     u32 worst(i32 s);
     const std::vector<uint16_t>& needs(i32 s);
     void hold(u64 more);
+};
+
+// For the length of one call: its deadline, and the store's growth charged to the grammar that caused it.
+struct Metered {
+    Grammar& g;
+    u64 before;
+    explicit Metered(Grammar& grammar);
+    ~Metered();
 };
 
 }  // namespace ramet

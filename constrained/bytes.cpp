@@ -58,9 +58,11 @@ i32 Trie::find(i32 n, uint8_t b) const {
 
 Store::Store(i32 n, const uint8_t* text, const int64_t* offset)
     : trie(n, text, offset), n_tokens(n), words((n + 31) / 32), text_(text, size_t(offset[n])), offset_(offset, offset + n + 1), mark_(trie.size(), 0) {
-    all_bytes = true;
-    for (int b = 0; b < 0xF5; b++)
-        if (b != 0xC0 && b != 0xC1) all_bytes &= [&] { i32 at = trie.find(0, uint8_t(b)); return at >= 0 && trie.first[at] < trie.first[at + 1]; }();
+    for (int b = 0; b < 256; b++) {
+        i32 at = trie.find(0, uint8_t(b));
+        single[size_t(b)] = at >= 0 && trie.first[at] < trie.first[at + 1];
+        if (b >= 0x80 && b < 0xC0) continuations &= single[size_t(b)];
+    }
 }
 
 i32 Store::border(i32 node) {
@@ -89,59 +91,77 @@ i32 Store::inside(uint8_t left, Edges tail) {
 }
 
 const TState& Store::expanded(i32 s) {
-    TState& t = states_[s];
-    if (!t.expanded) expand(t);
-    return t;
+    if (!states_[s].expanded) expand(s);
+    return states_[s];
 }
 
-void Store::expand(TState& t) {
+namespace {
+
+struct Width { u32 first, last; int after; u32 lead; };  // code points that take 1 + after bytes, and the marker bits of the first one
+constexpr Width kWidths[] = {{0, 0x7F, 0, 0}, {0x80, 0x7FF, 1, 0xC0}, {0x800, 0xFFFF, 2, 0xE0}, {0x10000, kLastCodePoint, 3, 0xF0}};
+
+}  // namespace
+
+// The ranges of what may follow byte b, as the bits of the bytes to come. Empty: b is dead.
+Edges Store::tail_after(i32 s, uint8_t b) {
+    bool border = states_[s].node >= 0;
+    Width w = border ? kWidths[b < 0x80 ? 0 : b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3] : Width{0, kLastCodePoint, states_[s].left - 1, 0x80};
+    u32 shift = u32(6 * w.after), base = (u32(b) ^ w.lead) << shift, mask = (1u << shift) - 1;
+    Edges out;
+    for (auto& e : border ? terms.edges(states_[s].node) : states_[s].tail) {
+        u32 lo = std::max({e.lo, base, w.first}), hi = std::min({e.hi, base | mask, w.last});
+        if (lo <= hi) out.push_back({lo & mask, hi & mask, e.to});
+    }
+    return out;
+}
+
+i32 Store::made(i32 s, uint8_t b) {
+    Edges tail = tail_after(s, b);
+    bool border_now = states_[s].node >= 0;
+    int left = border_now ? (b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3) : states_[s].left - 1;
+    i32 to = inside(uint8_t(left), std::move(tail));
+    return states_[s].table[b] = to;
+}
+
+void Store::expand(i32 s) {
+    TState& t = states_[s];
     std::array<i32, 256> next;
     next.fill(-1);
-    std::map<u32, Edges> tails;  // first byte of a longer character -> what its other bytes may be
-    i32 low = 256, high = -1;
-    auto set = [&](u32 b, i32 to) { next[b] = to, low = std::min(low, i32(b)), high = std::max(high, i32(b)); };
-    auto split = [&](const Edge& e, u32 from, u32 to, i32 bytes_after, u32 lead) {
-        u32 lo = std::max(e.lo, from), hi = std::min(e.hi, to), shift = 6 * bytes_after;
-        for (u32 b = lo >> shift; lo <= hi && b <= hi >> shift; b++) {
-            u32 base = b << shift, mask = (1u << shift) - 1;
-            if (!shift) set(lead | b, border(e.to));
-            else {
-                Edges& tail = tails[lead | b];
-                u32 first = std::max(lo, base) & mask, last = std::min(hi, base | mask) & mask;
-                if (!tail.empty() && tail.back().to == e.to && tail.back().hi + 1 == first) tail.back().hi = last;
-                else tail.push_back({first, last, e.to});
-            }
-        }
+    auto split = [&](const Edge& e, const Width& w) {
+        u32 lo = std::max(e.lo, w.first), hi = std::min(e.hi, w.last), shift = u32(6 * w.after);
+        if (lo > hi) return;
+        i32 to = w.after ? -2 : border(e.to);
+        for (u32 b = lo >> shift; b <= hi >> shift; b++) next[w.lead | b] = to;
     };
     if (t.node >= 0) {
-        for (auto& e : Edges(terms.edges(t.node))) {
-            split(e, 0, 0x7F, 0, 0);
-            split(e, 0x80, 0x7FF, 1, 0xC0);
-            split(e, 0x800, 0xFFFF, 2, 0xE0);
-            split(e, 0x10000, kLastCodePoint, 3, 0xF0);
-        }
-        for (auto& [lead, tail] : tails) set(lead, inside(uint8_t(lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3), std::move(tail)));
+        for (auto& e : Edges(terms.edges(t.node)))
+            for (auto& w : kWidths) split(e, w);
     } else {
-        for (auto& e : t.tail) split(e, 0, kLastCodePoint, t.left - 1, 0x80);
-        for (auto& [lead, tail] : tails) set(lead, inside(uint8_t(t.left - 1), std::move(tail)));
+        for (auto& e : t.tail) split(e, {0, kLastCodePoint, t.left - 1, 0x80});
     }
-    std::unordered_map<i32, i32> votes;
-    i32 most = 0;
-    for (i32 b = low; b <= high; b++) {
-        if (next[b] < 0) continue;
-        t.fan++;
-        if (i32 v = ++votes[next[b]]; v > most) most = v, t.mode = int16_t(b);
+    i32 votes = 0, leader = -1, most = 0;  // the majority among the bytes that end a character, if there is one
+    for (i32 to : next) {
+        t.fan += to != -1;
+        if (to < 0) continue;
+        if (votes == 0) leader = to;
+        votes += to == leader ? 1 : -1;
     }
+    for (i32 b = 0; b < 256 && leader >= 0; b++)
+        if (next[size_t(b)] == leader) most++, t.mode = int16_t(b);
     if (most < 48) t.mode = -1;
-    if (t.fan <= 6) {
-        for (i32 b = low; b <= high; b++)
-            if (next[b] >= 0) t.few.push_back({uint8_t(b), next[b]});
-    } else {
+    t.expanded = true;
+    if (t.fan > 6) {
         t.table.reset(new i32[256]);
         std::copy(next.begin(), next.end(), t.table.get());
         bytes += 1024;
+        return;
     }
-    t.expanded = true;
+    for (i32 b = 0; b < 256; b++) {
+        if (next[size_t(b)] == -1) continue;
+        int left = t.node < 0 ? t.left - 1 : b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
+        i32 to = next[size_t(b)] == -2 ? inside(uint8_t(left), tail_after(s, uint8_t(b))) : next[size_t(b)];
+        t.few.push_back({uint8_t(b), to});
+    }
 }
 
 u32 Store::dist(i32 s) {

@@ -33,7 +33,7 @@ struct TState {
     i32 fan = 0;        // live bytes
     Edges tail;
     std::vector<std::pair<uint8_t, i32>> few;  // byte -> state, while there are few
-    std::unique_ptr<i32[]> table;              // else all 256, -1 dead
+    std::unique_ptr<i32[]> table;              // else all 256: -1 dead, -2 live but not made yet
     u32 dist = kFar + 1;
     i32 canon = -1;
     std::unique_ptr<struct Inner> inner;
@@ -54,7 +54,8 @@ public:
     const Trie trie;
     const i32 n_tokens;
     const i32 words;
-    bool all_bytes;  // each byte of UTF-8 is a token of its own
+    std::bitset<256> single;   // bytes that are tokens of their own
+    bool continuations = true;  // all that go on a character are
     std::mutex lock;
     u64 bytes = 0;
 
@@ -65,10 +66,14 @@ public:
     const TState& at(i32 s) const { return states_[s]; }
     i32 next(i32 s, uint8_t b) {
         const TState& t = states_[s].expanded ? states_[s] : expanded(s);
-        if (t.table) return t.table[b];
+        if (t.table) return t.table[b] == -2 ? made(s, b) : t.table[b];
         for (auto [byte, to] : t.few)
             if (byte == b) return to;
         return -1;
+    }
+    bool goes_on(i32 s) {  // whether a byte may follow
+        i32 n = states_[s].node;
+        return n < 0 || (n != Terms::kEmpty && (!terms[n].logic || !terms.edges(n).empty()));
     }
     u32 dist(i32 s);
     i32 canon(i32 s);  // the state with the same masks whose counters are no longer than any token can count
@@ -85,7 +90,9 @@ private:
     std::vector<uint8_t> mark_;
 
     i32 inside(uint8_t left, Edges tail);
-    void expand(TState& t);
+    void expand(i32 s);
+    i32 made(i32 s, uint8_t b);
+    Edges tail_after(i32 s, uint8_t b);
     void walk(Inner& out, std::vector<std::pair<uint8_t, i32>>& leaves, i32 n, i32 s);
     void differ(Inner& out, std::vector<std::pair<uint8_t, i32>>& leaves, std::vector<i32>& marked, i32 n, i32 s, i32 x);
     bool same_below(i32 s, i32 x, i32 height);

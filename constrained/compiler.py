@@ -43,7 +43,8 @@ class Limits:
     """Per compiler. Passing one is a LimitError, at compile time or while the grammar is used (states are made when visited)."""
 
     source_bytes: int = 4 << 20  # of a schema, regex or grammar
-    grammar_bytes: int = 128 << 20  # of one grammar's automaton
+    grammar_bytes: int = 128 << 20  # of one grammar's automaton, and of what it adds to the shared store
+    seconds: float = 2.0  # of one call: compiling, or one mask
     cache_bytes: int = 256 << 20  # of all grammars kept for reuse
     store_bytes: int = 256 << 20  # of terms and masks shared by all grammars
 
@@ -138,9 +139,15 @@ class GrammarCompiler:
     def _remember(self, key: tuple[Any, ...], found: Grammar | GrammarError) -> None:
         with self._lock:
             self._cache[key] = found
-            held = sum(map(_bytes_held, self._cache.values())) if len(self._cache) % 16 == 0 else 0
+            held = sum(map(_bytes_held, self._cache.values()))  # grammars grow while they are used, so it is summed anew
             while held > self.limits.cache_bytes and len(self._cache) > 1:
                 held -= _bytes_held(self._cache.popitem(last=False)[1])
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the grammars that are remembered."""
+        with self._lock:
+            return sum(map(_bytes_held, self._cache.values()))
 
 
 def _bytes_held(found: Grammar | GrammarError) -> int:

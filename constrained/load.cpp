@@ -9,6 +9,21 @@ enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, 
 
 struct Term { i32 code; const i32* args; i32 n; bool regular; };
 
+// Whether a shortest string of a literal or a class is made of bytes that are tokens. What is made of them is then, too.
+bool writable(const Term& t, const Store& store) {
+    auto lead = [&](u32 c) { return store.single[c < 0x80 ? c : c < 0x800 ? 0xC0 | c >> 6 : c < 0x10000 ? 0xE0 | c >> 12 : 0xF0 | c >> 18]; };
+    auto good = [&](u32 c) { return lead(c) && (c < 0x80 || store.continuations); };
+    if (t.code == kLitCode) return std::all_of(t.args, t.args + t.n, [&](i32 c) { return good(u32(c)); });
+    if (t.code != kCharsCode) return true;
+    u32 limit = t.args[0] < 0x80 ? 0x7F : t.args[0] < 0x800 ? 0x7FF : t.args[0] < 0x10000 ? 0xFFFF : kLastCodePoint;
+    for (i32 k = 0; k < t.n; k += 2) {
+        u32 lo = u32(t.args[k]), hi = std::min(u32(t.args[k + 1]), limit), step = limit == 0x7F ? 1 : limit == 0x7FF ? 64 : limit == 0xFFFF ? 4096 : 1 << 18;
+        for (u32 c = lo; c <= hi; c = c / step * step + step)  // one of each first byte
+            if (good(c)) return true;
+    }
+    return false;
+}
+
 }  // namespace
 
 // code: number of terms, number of rules, start rule, the term of each rule, then records [code, count, args...].
@@ -66,6 +81,7 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
         return regular[i] = n;
     };
 
+    for (auto& t : terms) bytewise_ &= writable(t, *store_);
     std::vector<i32> pending;  // Ref rules to be joined with their roots
     auto add = [&](Rule r) { rules_.push_back(std::move(r)); return i32(rules_.size()) - 1; };
     auto term_rule = [&](i32 node) {

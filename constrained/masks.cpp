@@ -61,7 +61,7 @@ template <class F> void Grammar::each_child(i32 n, i32 s, F&& visit) {
                 for (auto [b, _] : t.few) one(b);
             } else {
                 for (int b = 0; b < 256; b++)
-                    if (t.table[b] >= 0) one(uint8_t(b));
+                    if (t.table[b] != -1) one(uint8_t(b));
             }
         }
         return;
@@ -93,7 +93,7 @@ template <class F> bool Grammar::leave(const Config& c, F&& found) {
         const TState& t = store_->expanded(k.term);
         for (auto [b, _] : t.few) next.set(b);
         for (size_t b = 0; t.table && b < 256; b++)
-            if (t.table[b] >= 0) next.set(b);
+            if (t.table[b] != -1) next.set(b);
     }
     if ((next & inner.inside).any()) return false;
     for (int b = 0; b < 256; b++) {
@@ -165,12 +165,13 @@ void Grammar::fill(i32 s, u32* row, i32 budget) {
 
 // ---- how far to the end
 
-i32 Grammar::shortest_byte(i32 s) {  // the first byte of a shortest way to acceptance; always the same one
+i32 Grammar::shortest_byte(i32 s) {  // the first byte of a shortest way to acceptance; a token of its own if any is, and always the same one
     if (states_[s].way != -2) return states_[s].way;
     u32 want = dist(s) - 1;
     int best = -1;
     auto offer = [&](int b) {
-        if (best >= 0 && b >= best) return;
+        auto rank = [&](int x) { return std::pair<bool, int>(!store_->single[size_t(x)], x); };
+        if (best >= 0 && rank(b) >= rank(best)) return;
         i32 to = step(s, uint8_t(b));
         if (to >= 0 && dist(to) == want) best = b;
     };
@@ -178,7 +179,7 @@ i32 Grammar::shortest_byte(i32 s) {  // the first byte of a shortest way to acce
         const TState& t = store_->expanded(c.term);
         for (auto [b, _] : t.few) offer(b);
         for (int b = 0; t.table && b < 256; b++)
-            if (t.table[b] >= 0) offer(b);
+            if (t.table[b] != -1) offer(b);
     }
     return states_[s].way = int16_t(best);
 }
@@ -186,7 +187,7 @@ i32 Grammar::shortest_byte(i32 s) {  // the first byte of a shortest way to acce
 // Along the shortest text: fewest tokens that write it, plus the end token where the text could still go on.
 u32 Grammar::need(i32 s) {
     if (states_[s].need <= kFar) return states_[s].need;
-    if (dist(s) > kLongest) return states_[s].need = store_->all_bytes ? std::min(kFar, dist(s) + 1) : kFar;  // a token a byte
+    if (dist(s) > kLongest) return states_[s].need = bytewise_ ? std::min(kFar, dist(s) + 1) : kFar;  // a token a byte
     const Trie& trie = store_->trie;
     std::vector<i32> path{s};
     std::string text;
@@ -215,7 +216,7 @@ u32 Grammar::need(i32 s) {
 u32 Grammar::worst(i32 s) {
     if (states_[s].worst <= kFar) return states_[s].worst;
     Set set = states_[s].set, narrow;
-    u32 worst = store_->all_bytes ? 1 : kFar;  // a distance in bytes bounds one in tokens only where each byte is a token
+    u32 worst = bytewise_ ? 1 : kFar;
     bool single = set.configs.size() == 1;
     auto found = [&](i32, i32 to) { worst = std::max(worst, single ? need(to) : dist(to) + 1); };
     for (auto& c : set.configs) {

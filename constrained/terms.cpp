@@ -39,7 +39,8 @@ i32 Terms::make(Node x) {
         nodes_.pop_back();
         return *at;
     }
-    if (nodes_.size() > node_limit) throw Limit("the constraint needs too many states");
+    tick();
+    if (bytes > byte_limit) throw Limit("the constraint passes its memory limit");
     bytes += sizeof(Node) + 64 + 4 * nodes_.back().kids.size();
     return n;
 }
@@ -188,6 +189,12 @@ i32 Terms::negate(i32 a) {
 i32 Terms::json(i32 a) {
     if (a == kNothing || a == kEmpty) return a;
     return node(Op::Json, nodes_[a].nullable, nodes_[a].logic, a);
+}
+
+void Terms::check_clock() {
+    auto now = std::chrono::steady_clock::now();
+    if (ticks_ == 1024) deadline_ = now + std::chrono::microseconds(int64_t(seconds_ * 1e6));
+    else if (now > deadline_) throw Limit("the constraint takes too long: it passes its time limit");
 }
 
 // ---- derivatives
@@ -383,6 +390,7 @@ bool Terms::search_alive(i32 n) {
     i32 end = -1;
     while (!queue.empty() && end < 0) {
         i32 at = queue.front();
+        tick();
         queue.pop_front();
         if (nodes_[at].nullable) { end = at; break; }
         for (auto& e : Edges(raw_edges(at))) {
@@ -474,6 +482,7 @@ u32 Terms::search_dist(i32 n, bool json) {  // Dijkstra over derivatives; nodes 
     queue.push({0, n});
     while (!queue.empty()) {
         auto [cost, at] = queue.top();
+        tick();
         queue.pop();
         if (cost > best[at]) continue;
         if (nodes_[at].nullable) {

@@ -4,6 +4,7 @@
 // nodes (that still reach acceptance) are listed. Counters are numbers in nodes, so a{0,100000} costs one node per count visited.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -53,7 +54,13 @@ public:
     static constexpr i32 kNothing = 0, kEmpty = 1;
     i32 any_char, any_string;
     u64 bytes = 0;  // held, roughly
-    u64 node_limit = 4000000;
+
+    // Work of one call: what passes it is refused. The clock is read once in a thousand steps only.
+    u64 byte_limit = ~0ull;
+    void start(double seconds) { ticks_ = 0, seconds_ = seconds; }
+    void tick() {
+        if ((++ticks_ & 1023) == 0) check_clock();
+    }
 
     Terms();
     const Node& operator[](i32 n) const { return nodes_[n]; }
@@ -75,6 +82,10 @@ public:
     size_t size() const { return nodes_.size(); }
 
 private:
+    u64 ticks_ = 0;
+    double seconds_ = 1e9;
+    std::chrono::steady_clock::time_point deadline_;
+    void check_clock();
     struct Hash { const Terms* t; size_t operator()(i32 n) const; };
     struct Same { const Terms* t; bool operator()(i32 x, i32 y) const; };
     std::deque<Node> nodes_;

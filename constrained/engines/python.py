@@ -220,12 +220,12 @@ class PythonAutomaton:
     def need(self, state: State) -> int | None:
         """Tokens along one shortest text, and one for the end where the text could go on."""
         path, text = [state], b""
+        tokens = {token for token in self.vocabulary.token_bytes if token}
         while not self.accepting(path[-1]):
             at = path[-1]
-            byte = min(self.live_bytes(at), key=lambda b: self._left(self._step(at, b)))  # type: ignore[arg-type]
+            byte = min(self.live_bytes(at), key=lambda b: (self._left(self._step(at, b)), bytes([b]) not in tokens))  # type: ignore[arg-type]
             text += bytes([byte])
             path.append(self._step(at, byte))  # type: ignore[arg-type]
-        tokens = {token for token in self.vocabulary.token_bytes if token}
         longest = max(map(len, tokens))
         least = [FAR] * len(text) + [0 if self.finished(path[-1]) else 1]
         for i in reversed(range(len(text))):

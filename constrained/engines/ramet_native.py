@@ -26,4 +26,4 @@ def build(vocabulary: Vocabulary, kind: str, text: str, terms: GrammarSource | N
     shared = vocabulary.views.get(limits.store_bytes)
     if shared is None:
         shared = vocabulary.views.setdefault(limits.store_bytes, NativeVocabulary(vocabulary, limits.store_bytes))
-    return NativeAutomaton(shared, terms, whole=kind in ("regex", "choice"), byte_limit=limits.grammar_bytes)
+    return NativeAutomaton(shared, terms, whole=kind in ("regex", "choice"), byte_limit=limits.grammar_bytes, seconds=limits.seconds)

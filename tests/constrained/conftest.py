@@ -1,7 +1,18 @@
 import pytest
 from constraint_tools import small_vocabulary
+from hypothesis import Phase, settings
 
 from ramet.constrained import GrammarCompiler, Vocabulary
+
+settings.register_profile("no-shrink", phases=[Phase.explicit, Phase.reuse, Phase.generate])  # for a quick look: --hypothesis-profile=no-shrink
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled():
+    """The C++ part is built before anything is timed."""
+    from ramet.constrained.native import library
+
+    library()
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ def both_engines(source):
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TERMS, TERMS, st.data())
 def test_engines_agree(start, inner, data):
     plain, native = both_engines(GrammarSource({"start": start, "inner": alt(lit("1"), seq(lit("a"), inner))}))

@@ -1,5 +1,10 @@
 """Fixtures that several folders share. Models are pulled once, by the same code that users run."""
 
+import os
+
+# Before torch is imported: its threads sleep while they wait. Spinning, they slow a busy machine down five times and more.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 
 from ramet.runtime.hub import ModelFiles, resolve

@@ -482,7 +482,8 @@ def routes(service: Service) -> APIRouter:
                      **{name: info[name] for name in ("context_length", "vocab_size", "architecture", "parameters") if name in info}})
 
     async def server_info() -> Response:
-        return Json({**await client.call("server_info"), "load": client.stats, "sessions": True, "draining": service.draining})
+        ids = {"bos_id": service.tokenizer.bos_id, "eos_ids": sorted(service.tokenizer.eos_ids)}
+        return Json({**await client.call("server_info"), **ids, "served_model_name": service.model_name, "load": client.stats, "sessions": True, "draining": service.draining})
 
     async def loads() -> Response:
         metrics = service.metrics

@@ -236,6 +236,7 @@ class TokenizeBody(Wire):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

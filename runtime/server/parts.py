@@ -41,7 +41,8 @@ class Text(Protocol):
     """The tokenizer, as `runtime.tokenizer.Tokenizer` is one. Used from several threads."""
 
     vocab_size: int
-    eos_ids: Any
+    bos_id: int | None
+    eos_ids: frozenset[int]
 
     chat_template: str | None
 

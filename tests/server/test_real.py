@@ -291,3 +291,22 @@ def test_crowds_get_their_own_text(real):
         twins = dict(zip(prompts, pool.map(whole, prompts), strict=True))
     assert sum(text is None for text in streamed) > 2
     assert all(text is None or text == twins[prompt] for (prompt, _), text in zip(jobs, streamed, strict=True))
+
+
+def test_a_program_on_the_server(real):
+    import ramet
+
+    @ramet.function
+    def judge(s, essay):
+        s += ramet.system("You judge essays.") + ramet.user("Essay: " + essay)
+        forks = s.fork(2)
+        for fork, what in zip(forks, ("clarity", "style"), strict=True):
+            fork += ramet.user(f"Judge the {what}.") + ramet.assistant(ramet.gen("note", max_tokens=8))
+        forks.join()
+        s += ramet.user("Good?") + ramet.assistant(ramet.select("verdict", choices=["yes", "no"]))
+        return s["note"]
+
+    with ramet.RuntimeEndpoint(real.url) as backend:
+        state = judge.run(essay="Once upon a time.", backend=backend, temperature=0)
+        assert len(state.ret_value) == 2 and state["verdict"] in ("yes", "no")
+        assert backend.flush_cache() in (True, False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..radix_cache import PrefixCache
@@ -111,7 +112,7 @@ class Engine:
             return chunks
         try:
             batch = self.runner.build(plan)
-            logits = self.runner.forward(batch)
+            logits = self.runner.forward(batch).cpu()
         except Exception as error:
             self._fail(plan, error)
             return chunks + self._take_done()
@@ -148,22 +149,23 @@ class Engine:
         drawing: list[tuple[PlanItem, int]] = []
         for i, item in enumerate(plan.items):
             begin, end = batch.row_start[i], batch.row_start[i + 1]
-            self._note_logprobs(item, logits[begin:end])
+            if end > begin:
+                self._note_logprobs(item, logits[begin:end].numpy())
             if item.samples and item.request.draws:
                 drawing.append((item, end - 1))
         if not drawing:
             return {}
         requests = [item.request for item, _ in drawing]
         rows = logits if len(drawing) == len(logits) else logits[torch.tensor([row for _, row in drawing])]
-        raw = [row.clone() if r.source.logprobs else None for r, row in zip(requests, rows, strict=True)]
+        raw = [row.numpy().copy() if r.source.logprobs else None for r, row in zip(requests, rows, strict=True)]
         self._mask(requests, rows)
-        ids = sample(rows, requests)
+        ids = sample(rows.numpy(), requests)
         for request, token, kept in zip(requests, ids, raw, strict=True):
             if kept is not None:
                 request.logprobs.append(raw_logprobs(kept, token, request.source.top_logprobs))
         return dict(zip(requests, ids, strict=True))
 
-    def _note_logprobs(self, item: PlanItem, rows: Tensor) -> None:
+    def _note_logprobs(self, item: PlanItem, rows: NDArray[np.float32]) -> None:
         """Logprobs of prompt and forced ids, from the rows that predict them."""
         request = item.request
         if request.logprob_from == 0 and not request.logprobs:

@@ -135,6 +135,14 @@ def test_dependencies_stay_where_they_belong(package):
     assert not bad
 
 
+@pytest.mark.parametrize("folder", [*ROOMS, "tests", "examples", "benchmarks"])
+def test_rooms_are_never_imported_by_their_bare_names(folder):
+    for path in files(folder):
+        bare = [n.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for n in node.names]
+        bare += [node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and not node.level and node.module]
+        assert not {name.split(".")[0] for name in bare} & set(ROOMS), f"{path}: import ramet.<room> instead"
+
+
 def test_importing_ramet_is_light():
     code = "import sys, ramet, ramet.runtime.cli; heavy = {'torch', 'transformers', 'numpy', 'fastapi', 'zmq', 'pydantic'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

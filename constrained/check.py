@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from .compiler import Grammar, GrammarCompiler
 from .errors import GrammarError
 from .json_schema import translate
+from .schema.document import NOT_ENFORCED
 from .matcher import Matcher
 from .python_types import schema_of
 from .vocabulary import Vocabulary
 
 MAX_SHORTEST = 2_000  # bytes of the shortest document that are worked out and shown
+MAX_SHOWN = 300
 _STRUCTURE = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$defs", "definitions", "$vocabulary"}
 _PARTNERS = {"then", "else", "minContains", "maxContains", "additionalItems"}  # enforced by the keyword that they go with
 
@@ -43,7 +47,10 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     forced: str = ""
     shortest: str = ""
-    shortest_bytes: int = 0
+    shortest_whole: bool = True
+    """False: `shortest` is only its beginning."""
+    tokens: int | str = ""
+    """The least budget that always suffices, if a vocabulary was given."""
     states: int = 0
     bytes: int = 0
     text: TextCheck | None = None
@@ -62,35 +69,56 @@ class Report:
         found += [f"  note: {line}" for line in self.warnings]
         if self.error:
             return found
-        more = "" if len(self.shortest.encode()) == self.shortest_bytes else "..."
+        size = f"{len(self.shortest.encode())} bytes" if self.shortest_whole else f"more than {MAX_SHORTEST} bytes"
         found += [f"  every document begins: {self.forced!r}"] if self.forced else ["  nothing is forced at the start"]
-        found.append(f"  shortest document ({self.shortest_bytes} bytes): {self.shortest}{more}")
+        cut = self.shortest if len(self.shortest) <= MAX_SHOWN else self.shortest[:MAX_SHOWN] + "..."
+        found.append(f"  shortest document ({size}{self.tokens and f', {self.tokens} tokens'}): {cut}")
         found.append(f"  automaton so far: {self.states} states, {self.bytes:,} bytes")
         if self.text is not None:
             found.append(f"  text: {self.text.message}")
         return found
 
 
-def check(source: Any, *, kind: str = "json_schema", text: str | None = None, whitespace: str = "json", lenient: bool = False) -> Report:
-    """What `source` (as GrammarCompiler.compile takes it) enforces and forces, and whether it accepts `text`. Raises nothing on bad input:
-    the report says it."""
+def check(
+    source: Any,
+    *,
+    kind: str = "json_schema",
+    text: str | None = None,
+    whitespace: str = "json",
+    lenient: bool = False,
+    vocabulary: Vocabulary | None = None,
+) -> Report:
+    """What `source` (as GrammarCompiler.compile takes it) enforces and forces, and whether it accepts `text`.
+
+    A `vocabulary` adds how many of its tokens a document needs. Bad input raises nothing: the report says it."""
     report = Report(kind)
     if kind == "json_schema":
         _check_keywords(report, source, whitespace, lenient)
+    options: dict[str, Any] = {"whitespace": whitespace, "lenient": lenient} if kind.startswith("json") else {}
     try:
-        grammar = _compiler().compile(kind, source, **({"whitespace": whitespace, "lenient": lenient} if kind.startswith("json") else {}))
+        grammar = _compiler().compile(kind, source, **options)
     except GrammarError as error:
         report.error, report.place = str(error), error.place
         return report
-    report.warnings = [warning for warning in grammar.warnings if warning not in report.refused]
+    report.warnings = [warning for warning in grammar.warnings if not warning.endswith(NOT_ENFORCED)]
     matcher = grammar.matcher()
     report.forced = matcher.forced().decode(errors="replace")
-    shortest, report.shortest_bytes = _shortest(grammar)
+    shortest, report.shortest_whole = _shortest(grammar)
     report.shortest = shortest.decode(errors="replace")
+    if vocabulary is not None:
+        report.tokens = GrammarCompiler(vocabulary).compile(kind, source, **options).min_tokens
     if text is not None:
         report.text = _check_text(grammar.matcher(), text.encode())
     report.states, report.bytes = grammar.states, grammar.bytes
     return report
+
+
+def report(kind: str, source: Any, tokenizer: Any = None, *, text: str | None = None) -> bool:
+    """Prints what `check` finds, with the counts of `tokenizer` (one of runtime.tokenizer_files) if there is one; returns Report.ok."""
+    vocabulary = None if tokenizer is None else Vocabulary(tokenizer.all_token_bytes(), tokenizer.eos_ids)
+    found = check(source, kind=kind, text=text, vocabulary=vocabulary)
+    print("\n".join(found.lines()))
+    return found.ok
 
 
 @cache
@@ -107,28 +135,25 @@ def _check_keywords(report: Report, source: Any, whitespace: str, lenient: bool)
         _, document = translate(schema_of(source), whitespace=whitespace, lenient=True)
     except GrammarError:
         return  # `check` reports it
-    report.refused = [warning for warning in document.warnings if warning.endswith("; not enforced")]
+    report.refused = [warning.removesuffix(NOT_ENFORCED) for warning in document.warnings if warning.endswith(NOT_ENFORCED)]
+    refused = {line.split("'")[1] for line in report.refused if line.startswith("'")}
     names = {keyword for schema in document.schemas for keyword in schema if isinstance(keyword, str)}
-    report.enforced = sorted(names & (ENFORCE.keys() | _PARTNERS))
+    report.enforced = sorted(names & (ENFORCE.keys() | _PARTNERS) - refused)
     report.ignored = sorted(names - ENFORCE.keys() - _PARTNERS - _STRUCTURE)
 
 
-def _shortest(grammar: Grammar) -> tuple[bytes, int]:
-    """A shortest document, or its first MAX_SHORTEST bytes, and its length."""
+def _shortest(grammar: Grammar) -> tuple[bytes, bool]:
+    """A shortest document, and True; or its first MAX_SHORTEST bytes, and False."""
     automaton, state, text = grammar.automaton, grammar.automaton.start, bytearray()
-    need = automaton.need
-    length = need(state) - (0 if automaton.finished(state) else _end_cost(automaton, state))  # type: ignore[operator]
-    while not automaton.accepting(state) and len(text) < MAX_SHORTEST:
-        options = [(need(automaton.advance_bytes(state, bytes([byte]))), byte) for byte in automaton.live_bytes(state)]
-        _, byte = min((distance, byte) for distance, byte in options if distance is not None)
+    row = np.zeros(grammar.vocabulary.words, dtype=np.int32)
+    while not automaton.accepting(state):
+        if len(text) == MAX_SHORTEST:
+            return bytes(text), False
+        automaton.fill(state, row.ctypes.data, automaton.need(state) or -1)  # the bytes that leave just enough room
+        byte = int(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0])
         text.append(byte)
         state = automaton.advance_bytes(state, bytes([byte]))
-    return bytes(text), len(text) if automaton.accepting(state) else length
-
-
-def _end_cost(automaton: Any, state: Any) -> int:
-    """1 if the shortest document needs an end token, because it could go on; found at the document's end, which is near enough here."""
-    return 1 if automaton.accepting(state) else 0
+    return bytes(text), True
 
 
 def _check_text(matcher: Matcher, text: bytes) -> TextCheck:

@@ -29,6 +29,12 @@ def compile_schema(schema: Schema, *, whitespace: str = "json", lenient: bool = 
     `whitespace` is "json" (`", "` and `": "`, as json.dumps writes), "compact", "pretty" or "flexible" (bounded). `lenient`: what cannot be
     enforced is left out and named in the warnings. Raises GrammarError with a JSON pointer as its place for what is not a schema, cannot
     be enforced, refers to nothing or to the network, or admits no document; LimitError for what is too large."""
+    source, document = translate(schema, whitespace=whitespace, lenient=lenient)
+    return source, document.warnings
+
+
+def translate(schema: Schema, *, whitespace: str = "json", lenient: bool = False) -> tuple[GrammarSource, Document]:
+    """The same, and the document with the schemas that were met on the way."""
     text, parsed = _read(schema)
     try:
         document = Document(parsed, lenient=lenient, embedded_ids=text.count('"$id"') > (isinstance(parsed, dict) and "$id" in parsed))
@@ -42,7 +48,7 @@ def compile_schema(schema: Schema, *, whitespace: str = "json", lenient: bool = 
         start = emitter.rules[start.args[0]]
     if start == NOTHING:
         raise GrammarError("the schema is unsatisfiable: no document could be valid")
-    return GrammarSource({**emitter.rules, "start": start}), document.warnings
+    return GrammarSource({**emitter.rules, "start": start}), document
 
 
 def _read(schema: Schema) -> tuple[str, Any]:

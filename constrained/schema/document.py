@@ -9,6 +9,8 @@ from urllib.parse import unquote, urldefrag, urljoin
 from ..errors import GrammarError, LimitError
 from .checks import CHECKS, DATA, IN_PLACE, MAPS, REFERENCES
 
+NOT_ENFORCED = "; not enforced"
+"""How the warning ends about a keyword that was refused, but the caller is lenient."""
 MAX_SCHEMAS = 100_000
 OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3467]/")
 
@@ -88,7 +90,7 @@ class Document:
         message = f"{keyword!r} at {place or '#'} {why}"
         if not self.lenient:
             raise GrammarError(message, place=f"{place}/{keyword}")
-        self.warn(f"{message}; not enforced")
+        self.warn(message + NOT_ENFORCED)
 
     def warn(self, message: str) -> None:
         if message not in self.warnings:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import GrammarError, LimitError
 from ..grammar import Term
 from ..regex import from_regex
-from .document import FALSE, Document, Held, Literal, describe, escape
+from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe, escape
 from .facts import ANY_KIND, ARRAY, BOOLEAN, FACTS, KINDS, NULL, NUMBER, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .match import matches
 from .unevaluated import settle
@@ -316,7 +316,7 @@ class Solver:
         except GrammarError as error:
             if not self.document.lenient:
                 raise
-            self.document.warn(f"{error}; not enforced")
+            self.document.warn(str(error) + NOT_ENFORCED)
             return None
 
     def exactly_one(self, literals: list[Literal]) -> Choice:

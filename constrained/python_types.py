@@ -47,9 +47,11 @@ def _modern(source: Any) -> Any:
 
         fields = {}
         for name, hint in typing.get_type_hints(source, include_extras=True).items():
-            if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+            wrap = typing.get_origin(hint)
+            if wrap in (typing.Required, typing.NotRequired):  # __required_keys__ misses these where annotations are text
                 (hint,) = typing.get_args(hint)
-            wrap = typing.Required if name in source.__required_keys__ else typing.NotRequired
+            else:
+                wrap = typing.Required if name in source.__required_keys__ else typing.NotRequired
             fields[name] = wrap[_modern(hint)]
         return typing_extensions.TypedDict(source.__name__, fields)  # type: ignore[operator]
     origin, args = typing.get_origin(source), typing.get_args(source)

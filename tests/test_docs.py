@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ GUIDES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda p: p.name)
 def test_snippets(guide, embedded_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "snippets"}
+    module = types.ModuleType("snippets")  # dataclasses look their module up
+    monkeypatch.setitem(sys.modules, "snippets", module)
     for skip, code in BLOCK.findall(guide.read_text()):
         if not skip:
-            exec(compile(code, str(guide), "exec"), names)
+            exec(compile(code, str(guide), "exec", dont_inherit=True), module.__dict__)
 
 
 def test_links_lead_somewhere():

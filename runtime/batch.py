@@ -89,16 +89,16 @@ def _segments(items: tuple[PlanItem, ...]) -> Segments | None:
     if sum((stop - begin) * (len(rows) - 1) for begin, stop, rows in shared) < MIN_SHARED_READS:
         return None
     runs: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for begin, stop, rows in shared:  # nodes with the same members lie end to end: one run
-        spans = runs.setdefault(tuple(rows), [])
+    for begin, stop, members_of in shared:  # nodes with the same members lie end to end: one run
+        spans = runs.setdefault(tuple(members_of), [])
         if spans and spans[-1][1] == begin:
             spans[-1] = (spans[-1][0], stop)
         else:
             spans.append((begin, stop))
     tail = [0] * len(items)
     flat = [(begin, stop, rows) for rows, spans in runs.items() for begin, stop in spans]
-    for _, stop, rows in flat:
-        for row in rows:
+    for _, stop, seen_by in flat:
+        for row in seen_by:
             tail[row] = max(tail[row], stop)
     sizes = [0, *np.cumsum([len(rows) for _, _, rows in flat]).tolist()]
     return Segments(

@@ -144,8 +144,8 @@ class Engine:
 
     # ---- a step's second half ---------------------------------------------------------------------------------------
 
-    def _draw(self, plan: Plan, batch: ForwardBatch, logits: Tensor) -> dict[Request, int]:
-        """The next id of each item that samples; logprobs of ids that are there already are noted on the way."""
+    def _draw(self, plan: Plan, batch: ForwardBatch, logits: Tensor) -> dict[Request, int | Exception]:
+        """The next id of each item that samples, or why there is none; logprobs of ids that are there already are noted on the way."""
         drawing: list[tuple[PlanItem, int]] = []
         for i, item in enumerate(plan.items):
             begin, end = batch.row_start[i], batch.row_start[i + 1]
@@ -158,12 +158,12 @@ class Engine:
         requests = [item.request for item, _ in drawing]
         rows = logits if len(drawing) == len(logits) else logits[torch.tensor([row for _, row in drawing])]
         raw = [row.numpy().copy() if r.source.logprobs else None for r, row in zip(requests, rows, strict=True)]
-        self._mask(requests, rows)
+        broken = self._mask(requests, rows)
         ids = sample(rows.numpy(), requests)
         for request, token, kept in zip(requests, ids, raw, strict=True):
             if kept is not None:
                 request.logprobs.append(raw_logprobs(kept, token, request.source.top_logprobs))
-        return dict(zip(requests, ids, strict=True))
+        return {**dict(zip(requests, ids, strict=True)), **broken}
 
     def _note_logprobs(self, item: PlanItem, rows: NDArray[np.float32]) -> None:
         """Logprobs of prompt and forced ids, from the rows that predict them."""
@@ -175,28 +175,37 @@ class Engine:
         if item.samples and request.source.token_ids_logprob and not request.first_logprobs:
             request.first_logprobs = ids_logprobs(rows[-1], request.source.token_ids_logprob)
 
-    def _mask(self, requests: list[Request], rows: Tensor) -> None:
-        """Forbids what the grammars do not allow. Rows without a grammar allow everything."""
+    def _mask(self, requests: list[Request], rows: Tensor) -> dict[Request, Exception]:
+        """Forbids what the grammars do not allow. Rows without a grammar allow everything. Returns whose grammar failed, and how."""
+        broken: dict[Request, Exception] = {}
         if not any(r.matcher for r in requests):
-            return
+            return broken
         bits = np.full((len(requests), (self.runner.vocab_size + 31) // 32), -1, dtype=np.int32)
         for row, request in zip(bits, requests, strict=True):
             if request.matcher is not None:
                 width = self.door.mask_words
                 row[width:] = 0
-                request.matcher.fill(row[:width], budget=request.budget)
+                try:
+                    request.matcher.fill(row[:width], budget=request.budget)
+                except Exception as error:  # past a limit of the grammar, most likely
+                    broken[request] = error
         self.runner.mask_logits(rows, torch.from_numpy(bits))
+        return broken
 
-    def _commit(self, plan: Plan, tokens: dict[Request, int]) -> list[Chunk]:
+    def _commit(self, plan: Plan, tokens: dict[Request, int | Exception]) -> list[Chunk]:
         chunks: list[Chunk] = []
         for item in plan.items:
             request = item.request
             request.computed = item.stop
             try:
-                chunk = self._advance(request, tokens.get(request), item.samples)
-            except RametError as error:
-                self.scheduler.settle(request)
-                self._end(request, error)
+                drawn = tokens.get(request)
+                if isinstance(drawn, Exception):
+                    raise drawn
+                chunk = self._advance(request, drawn, item.samples)
+            except Exception as error:  # it is this request's own; the others go on
+                if request.lease is not None:
+                    self.scheduler.settle(request)
+                self._end(request, error if isinstance(error, RametError) else _failure("the answer could not be continued", error))
                 continue
             if chunk is not None:
                 chunks.append(chunk)
@@ -274,8 +283,12 @@ class Engine:
         """A pass that raised: its requests end with the error, and nothing it should have written is believed."""
         for item in plan.items:
             self.scheduler.settle(item.request, keep=False)
-            failure = EngineError(f"the forward pass failed: {error}")
-            failure.__cause__ = error
-            self._end(item.request, failure)
+            self._end(item.request, _failure("the forward pass failed", error))
         for node, start in plan.entered:
             self.cache.forget(node, start)
+
+
+def _failure(what: str, error: Exception) -> EngineError:
+    failure = EngineError(f"{what}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -123,8 +123,12 @@ class EngineLoop:
             self.engine.check_room(len(self._inbox) + sum(map(len, prepared)))
             for rid, requests, sink in zip(rids, prepared, sinks, strict=True):
                 self._sinks[rid] = (sink, len(requests))
-            self._inbox.append(lambda: [self.engine.submit(requests) for requests in prepared] and None)
+            self._inbox.append(lambda: self._enqueue(prepared))
             self._wake.notify()
+
+    def _enqueue(self, prepared: list[list[Request]]) -> None:
+        for requests in prepared:
+            self.engine.submit(requests)
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:

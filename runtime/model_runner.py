@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .config import EngineConfig
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ..radix_cache.pool import KVPool
     from .batch import ForwardBatch
     from .models.llama import LlamaModel
-    from .models.registry import ModelConfig
 
 MAX_DEFAULT_SLOTS = 65_536  # of the pool, when nobody says how many; memory is touched only when a slot is used
 MEMORY_SHARE = 0.25  # of what is available now
@@ -26,9 +26,12 @@ MEMORY_SHARE = 0.25  # of what is available now
 class Runner(Protocol):
     """What the engine needs of a model. `vocab_size` is the width of the logits."""
 
-    vocab_size: int
-    context_length: int
-    slots: int
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
 
     def build(self, plan: Plan) -> ForwardBatch: ...
 
@@ -79,13 +82,13 @@ class ModelRunner:
 def available_memory() -> int:
     """Bytes that this process may still use: the machine's, or its cgroup's if that is less."""
     try:
-        lines = dict(line.split(":", 1) for line in open("/proc/meminfo", encoding="ascii"))
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     try:
-        limit = int(open("/sys/fs/cgroup/memory.max", encoding="ascii").read())
-        used = int(open("/sys/fs/cgroup/memory.current", encoding="ascii").read())
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         free = min(free, limit - used)
     except (OSError, ValueError):
         pass
@@ -106,11 +109,3 @@ def pool_slots(config: EngineConfig, context_length: int, bytes_per_slot: int) -
     if slots < 1:
         raise ConfigError(f"no memory for a KV pool: {free / 2**30:.2f} GiB are free")
     return slots
-
-
-def context_limit(config: EngineConfig, model: ModelConfig) -> int:
-    if config.context_length is None:
-        return model.context_length
-    if config.context_length > model.context_length:
-        raise ConfigError(f"context_length={config.context_length}: the model was trained for {model.context_length}")
-    return config.context_length

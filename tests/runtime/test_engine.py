@@ -341,6 +341,26 @@ class TestConstraints:
         one_way = [p.logprob for c in chunks for p in c.logprobs]
         assert one_way == pytest.approx([p.logprob for c in again for p in c.logprobs], abs=1e-5)
 
+    def test_a_grammar_that_fails_in_the_middle_fails_its_request_alone(self, monkeypatch):
+        engine = fake_engine()
+        digits = SamplingParams(max_new_tokens=20, seed=1, constraint=Constraint("regex", "[0-9]{8}"))
+        prepared = engine.prepare(GenerateRequest("bad", prompt(2, 9), digits))
+        real = prepared[0].matcher
+
+        class Failing:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def fill(self, row, budget=None):
+                raise MemoryError("too many states")
+
+        prepared[0].matcher = Failing()
+        engine.submit(prepared)
+        chunks = run(engine, [GenerateRequest("good", prompt(1, 9), GREEDY), GenerateRequest("same", prompt(2, 9), digits)])
+        assert isinstance(chunks["bad"][-1].error, EngineError) and isinstance(chunks["bad"][-1].error.__cause__, MemoryError)
+        assert ids_of(chunks["good"]) == expected(prompt(1, 9), 12)
+        assert "".join(c.text for c in chunks["same"]).isdigit()
+
     @pytest.mark.parametrize("limit", range(9, 40, 3))
     def test_json_is_complete_at_every_budget_that_is_not_refused(self, limit):
         schema = '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false}'

@@ -1,4 +1,5 @@
 """What comes back for one request: chunks gathered into texts, ids and meta info, and the ids worth keeping."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
 """The verbs of the language. Each returns data (`ir`); bad arguments raise here, at the caller's line."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,23 +67,30 @@ def gen(
     """
     _check_name(name)
     if choices is not None:
-        _only("choices", dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, json_object=json_object or None, tools=tools)
+        _only(
+            "choices", dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, json_object=json_object or None, tools=tools
+        )
         return select(name, choices, temperature or 0.0, choices_method, seed=seed)
     params = overrides({
-        "max_tokens": max_tokens, "min_tokens": min_tokens, "n": n, "stop": stop, "stop_token_ids": stop_token_ids, "stop_regex": stop_regex,
+        "max_tokens": max_tokens, "min_tokens": min_tokens, "n": n, "stop": stop, "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "ignore_eos": ignore_eos, "seed": seed, "repetition_penalty": repetition_penalty,
         "logit_bias": logit_bias, "no_stop_trim": no_stop_trim, "skip_special_tokens": skip_special_tokens, "jump_forward": jump_forward,
         "finish": finish,
     })  # fmt: skip
-    constraint, read, offered = _shape(dtype, tools, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, json_object=json_object or None)
+    constraint, read, offered = _shape(
+        dtype, tools, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, json_object=json_object or None
+    )
     if whitespace is not None:
         constraint = _with_whitespace(constraint, whitespace)
     logprobs = ir.Logprobs(bool(return_logprob or top_logprobs_num), _whole("logprob_start_len", logprob_start_len, -1, -1),
                            _whole("top_logprobs_num", top_logprobs_num, 0, 0), bool(return_text_in_logprobs))  # fmt: skip
     if not isinstance(cache_salt, str):
         raise RequestError(f"cache_salt={cache_salt!r}: text is needed", field="cache_salt")
-    return ir.Gen(name, params, constraint, read, logprobs, _whole("priority", priority, 0, None), cache_salt, seconds("timeout", timeout), offered)
+    return ir.Gen(
+        name, params, constraint, read, logprobs, _whole("priority", priority, 0, None), cache_salt, seconds("timeout", timeout), offered
+    )
 
 
 def gen_as(name: str, dtype: Any, max_tokens: int | None = None, **options: Any) -> ir.Gen:
@@ -92,12 +100,16 @@ def gen_as(name: str, dtype: Any, max_tokens: int | None = None, **options: Any)
     return node
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Stop = None, *args: Any, **options: Any) -> ir.Gen:
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Stop = None, *args: Any, **options: Any
+) -> ir.Gen:
     """A whole number; `s[name]` is an int."""
     return _typed_gen(int, name, max_tokens, n, stop, args, options)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Stop = None, *args: Any, **options: Any) -> ir.Gen:
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Stop = None, *args: Any, **options: Any
+) -> ir.Gen:
     """A JSON string; `s[name]` is the text between the quotes, unescaped."""
     return _typed_gen(str, name, max_tokens, n, stop, args, options)
 
@@ -261,7 +273,7 @@ ORDER = ("stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p
 def _typed_gen(dtype: Any, name: Any, max_tokens: Any, n: Any, stop: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ir.Gen:
     if len(args) > len(ORDER):
         raise TypeError(f"too many positional arguments: after stop come {', '.join(ORDER)}")
-    for key, value in zip(ORDER, args):
+    for key, value in zip(ORDER, args, strict=False):
         if key in options:
             raise TypeError(f"{key} is given twice")
         options[key] = value

@@ -4,6 +4,7 @@ A body is a greenlet: while it waits for a value, its thread runs other bodies. 
 the model only; where they block in code of their own (a web request, say), more threads are added. Nothing is held for items
 that have not begun.
 """
+
 from __future__ import annotations
 
 import threading
@@ -205,4 +206,4 @@ def arguments_of(program: Program, item: Any, index: int) -> dict[str, Any]:
     names = [name for name in program.arg_names if name not in program.bound]
     if len(item) > len(names):
         raise RequestError(f"item {index} of batch_kwargs: {len(item)} arguments for {', '.join(names) or 'none'}", field="batch_kwargs")
-    return dict(zip(names, item))
+    return dict(zip(names, item, strict=False))

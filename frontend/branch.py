@@ -6,6 +6,7 @@ A node runs on the thread that appends it if nothing is before it, else on the b
 has ended. Readers wait on `signal`. The first error ends the branch: what is queued is dropped, and every variable
 that was still to come holds the error.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class Variable:
     """A named result: its value once `done`, the pieces of its text while they come, or the error instead."""
 
-    __slots__ = ("name", "owner", "done", "value", "pieces", "deltas", "meta", "error", "call")
+    __slots__ = ("call", "deltas", "done", "error", "meta", "name", "owner", "pieces", "value")
 
     def __init__(self, name: str | None, owner: Branch) -> None:
         self.name, self.owner = name, owner
@@ -235,8 +236,7 @@ class Branch:
     # ---- the executor ----
 
     def _variable(self, leaf: ir.Expr) -> Variable | None:
-        named = isinstance(leaf, (ir.Gen, ir.Select, ir.ScopeBegin))
-        return Variable(leaf.name, self) if named else None  # type: ignore[union-attr]
+        return Variable(leaf.name, self) if isinstance(leaf, (ir.Gen, ir.Select, ir.ScopeBegin)) else None
 
     def _drive(self) -> None:
         """Runs queued nodes until the queue is empty or a node waits for the backend."""

@@ -4,6 +4,7 @@ The tokenizer's own Jinja template comes first. The pieces are found by renderin
 for contents and looking what the template wrote around them, so a program's ids are those of `apply_chat_template`.
 Where a model has none, a template of this file is taken by name, and `default` otherwise.
 """
+
 from __future__ import annotations
 
 import threading
@@ -30,7 +31,12 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "assistant": ("", " </s><s>"),
         "joined": "[INST] ",  # a system message opens the first user message
     },
-    "mistral": {"start": "<s>", "user": ("[INST] ", " [/INST]"), "assistant": ("", "</s>"), "system": ("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]")},
+    "mistral": {
+        "start": "<s>",
+        "user": ("[INST] ", " [/INST]"),
+        "assistant": ("", "</s>"),
+        "system": ("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"),
+    },
     "vicuna_v1.1": {
         "default_system": "A chat between a curious user and an artificial intelligence assistant. "
         "The assistant gives helpful, detailed, and polite answers to the user's questions.",
@@ -44,7 +50,12 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
         "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
     },
-    "deepseek-v3": {"start": "<｜begin▁of▁sentence｜>", "system": ("", ""), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")},
+    "deepseek-v3": {
+        "start": "<｜begin▁of▁sentence｜>",
+        "system": ("", ""),
+        "user": ("<｜User｜>", ""),
+        "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    },
 }
 TEMPLATES["qwen"] = {**TEMPLATES["chatml"], "default_system": "You are a helpful assistant."}
 

@@ -4,6 +4,7 @@ A token's entry is `(logprob, token id, text)`. Options are scored from the firs
 the prompt alone, so an option that merges with the prompt's last token is scored with that token, as are all the others.
 An empty option has no tokens of its own and the mean 0.
 """
+
 from __future__ import annotations
 
 import math
@@ -93,7 +94,10 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
                  unconditional_token_logprobs=None) -> ChoicesDecision:  # fmt: skip
         if unconditional_token_logprobs is None:
             raise ValueError("unconditional log-probabilities are needed")
-        means = [mean_logprob(tokens) - mean_logprob(alone) for tokens, alone in zip(input_token_logprobs, unconditional_token_logprobs)]
+        means = [
+            mean_logprob(tokens) - mean_logprob(alone)
+            for tokens, alone in zip(input_token_logprobs, unconditional_token_logprobs, strict=True)
+        ]
         meta = {
             "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
             "input_token_logprobs": input_token_logprobs,

@@ -6,6 +6,7 @@
 
 The body itself runs as ever, so the answers are the same, also where its way depends on values.
 """
+
 from __future__ import annotations
 
 import threading

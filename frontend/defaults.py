@@ -1,4 +1,5 @@
 """The backend that programs use when they name none."""
+
 from __future__ import annotations
 
 import sys

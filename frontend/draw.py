@@ -1,4 +1,5 @@
 """Programs and runs as SVG: a graph of steps, and a time line of branches with what each generation cost."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
     from .run import Run
 
 FONT = 'font-family="ui-monospace, monospace" font-size="11"'
-COLOURS = {"text": "#e8e8ef", "gen": "#bfe3c0", "select": "#f4e2ae", "role": "#d5e3f7", "end": "#d5e3f7", "fork": "#e5d4f2", "join": "#e5d4f2",
-           "call": "#f7d9c4", "branch": "#f5c6c6", "loop": "#f5c6c6", "scope": "#eeeeee", "scope_end": "#eeeeee"}  # fmt: skip
+SAYS, ROLE, FORK, DATA, SCOPE = "#e8e8ef", "#d5e3f7", "#e5d4f2", "#f5c6c6", "#eeeeee"
+COLOURS = {"text": SAYS, "gen": "#bfe3c0", "select": "#f4e2ae", "role": ROLE, "end": ROLE, "fork": FORK, "join": FORK,
+           "call": "#f7d9c4", "branch": DATA, "loop": DATA, "scope": SCOPE, "scope_end": SCOPE}  # fmt: skip
 COSTS = (("cached", "#9db8d9"), ("computed", "#e0a458"), ("forced", "#b79ad1"), ("generated", "#7fb685"))
 
 
@@ -42,7 +44,9 @@ def draw_graph(graph: Graph) -> Picture:
         x, y = place[node.id]
         for before in node.before:
             bx, by = place[before]
-            parts.append(f'<path d="M{bx + 14} {by + height} L{bx + 14} {y - gap / 2} L{x + 14} {y - gap / 2} L{x + 14} {y}" fill="none" stroke="#999"/>')
+            turn = y - gap / 2
+            line = f"M{bx + 14} {by + height} L{bx + 14} {turn} L{x + 14} {turn} L{x + 14} {y}"
+            parts.append(f'<path d="{line}" fill="none" stroke="#999"/>')
     for node in graph.nodes:
         x, y = place[node.id]
         parts.append(_box(x, y, width, height, COLOURS[node.kind], f"{node.label}{' - ' + node.note if node.note else ''}"))
@@ -140,4 +144,5 @@ def _short(text: str, most: int) -> str:
 
 def _picture(width: float, height: float, parts: list[str]) -> Picture:
     body = "\n".join(parts)
-    return Picture(f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" {FONT}>\n<rect width="100%" height="100%" fill="#fff"/>\n{body}\n</svg>\n')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" {FONT}>'
+    return Picture(f'{head}\n<rect width="100%" height="100%" fill="#fff"/>\n{body}\n</svg>\n')

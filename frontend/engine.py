@@ -1,4 +1,5 @@
 """`ramet.Engine`: prompts in, dicts out, on the engine in this process, as SGLang's offline engine has it."""
+
 from __future__ import annotations
 
 import asyncio
@@ -15,8 +16,10 @@ from .answer import Answer
 from .backends.base import Backend
 from .sampling import from_dict
 
-ABSENT = ("image_data", "audio_data", "video_data", "lora_path", "custom_logit_processor", "return_hidden_states", "session_params", "session_id",
-          "bootstrap_host", "bootstrap_port", "bootstrap_room", "require_reasoning", "input_embeds")  # fmt: skip
+ABSENT = ("image_data", "audio_data", "video_data", "lora_path", "custom_logit_processor", "return_hidden_states", "session_params",
+          "session_id", "bootstrap_host", "bootstrap_port", "bootstrap_room", "require_reasoning", "input_embeds")  # fmt: skip
+KNOWN_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "rid",
+                 "priority", "cache_salt", "timeout")  # fmt: skip
 Result = dict[str, Any]
 
 
@@ -28,9 +31,7 @@ class Engine:
 
         self.runtime = Runtime(model_path, **options)
 
-    def generate(
-        self, prompt: str | list[str] | None = None, sampling_params: Any = None, input_ids: Any = None, stream: bool = False, **options: Any
-    ) -> Any:
+    def generate(self, prompt: str | list[str] | None = None, sampling_params: Any = None, input_ids: Any = None, stream: bool = False, **options: Any) -> Any:
         """One result, or for a list of prompts (or of `input_ids`) a list in their order.
 
         A result is {"text", "output_ids", "meta_info"}; with n > 1, a list of n of them a prompt. `sampling_params` is a dict
@@ -76,7 +77,7 @@ def generate(backend: Backend, prompt: Any, sampling_params: Any = None, *, inpu
     if stream:
         return _stream(backend, requests, single, options)
     arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
-    jobs = [_Job(backend, request, options, lambda: arrived.put(None)) for request in requests]
+    jobs = [_Job(backend, request, options, lambda index, over: arrived.put(None)) for request in requests]
     try:
         _submit_all(jobs)
         for _ in jobs:  # one put each, when it is over
@@ -145,11 +146,7 @@ def requests_of(prompt: Any, sampling_params: Any, input_ids: Any, options: Mapp
     rids = [rids] if isinstance(rids, str) else list(rids or [uuid.uuid4().hex for _ in given])
     if len(set(rids)) < len(given) or len(rids) != len(given):
         raise RequestError("rid: as many distinct ids as prompts are needed", field="rid")
-    return [_request(p, q, r, options) for p, q, r in zip(given, params, rids)], single
-
-
-KNOWN_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "rid", "priority", "cache_salt",
-                 "timeout")  # fmt: skip
+    return [_request(p, q, r, options) for p, q, r in zip(given, params, rids, strict=True)], single
 
 
 def _request(prompt: Any, params: Any, rid: str, options: Mapping[str, Any]) -> GenerateRequest:
@@ -173,15 +170,16 @@ def _request(prompt: Any, params: Any, rid: str, options: Mapping[str, Any]) -> 
 
 
 class _Job:
-    """One request under way; `told` is called at each chunk that streams and at its end."""
+    """One request under way. `told(index, over)` is called when the request is over, and before for each chunk if it streams."""
 
-    def __init__(self, backend: Backend, request: GenerateRequest, options: Mapping[str, Any], told: Callable[[], None], streams: bool = False) -> None:
+    def __init__(
+        self, backend: Backend, request: GenerateRequest, options: Mapping[str, Any], told: Callable[[int, bool], None], streams: bool = False
+    ) -> None:
         self.backend, self.request, self.told, self.streams = backend, request, told, streams
         self.with_text = bool(options.get("return_text_in_logprobs"))
         self.answer = Answer(request.params.n)
         self.error: BaseException | None = None
         self.over = False
-        self.fresh: set[int] = set()
         self.first: tuple[tuple[int, float], ...] = ()
         self.ended: Any = None
 
@@ -191,14 +189,11 @@ class _Job:
     def _take(self, chunk: Chunk) -> None:
         if self.over:
             return
-        if chunk.error is not None:
-            self.error = chunk.error
+        self.error = chunk.error
         self.first = chunk.first_logprobs or self.first
         self.over = self.answer.add(chunk) or chunk.error is not None
-        if self.streams:
-            self.fresh.add(chunk.index)
         if self.over or self.streams:
-            self.told()
+            self.told(chunk.index, self.over)
 
     def result(self) -> Any:
         if self.error is not None:
@@ -227,30 +222,42 @@ def _abort_all(jobs: list[_Job]) -> None:
             job.backend.abort(job.request.rid)
 
 
-def _setter(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], None]:
-    return lambda: loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+def _setter(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[int, bool], None]:
+    def end() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def told(index: int, over: bool) -> None:
+        loop.call_soon_threadsafe(end)
+
+    return told
 
 
-def _fresh(jobs: list[_Job], i: int, single: bool) -> Iterator[Result]:
-    """What is new of job `i`, as results with the text so far. Raises its error."""
+def _shown(jobs: list[_Job], i: int, index: int, single: bool) -> Result:
+    """An output of job `i` so far. Raises the job's error."""
     job = jobs[i]
     if job.error is not None:
         raise job.error
-    indices, job.fresh = job.fresh, set()
-    for index in sorted(indices):
-        extra = {"index": i} if not single else {"index": index} if len(job.answer.texts) > 1 else {}
-        yield {**job.output(index), **extra}
+    extra = {"index": i} if not single else {"index": index} if len(job.answer.texts) > 1 else {}
+    return {**job.output(index), **extra}
 
 
 def _stream(backend: Backend, requests: list[GenerateRequest], single: bool, options: Mapping[str, Any]) -> Iterator[Result]:
-    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
-    jobs = [_Job(backend, r, options, lambda i=i: arrived.put(i), streams=True) for i, r in enumerate(requests)]  # type: ignore[misc]
+    arrived: queue.SimpleQueue[tuple[int, int, bool]] = queue.SimpleQueue()
+
+    def teller(i: int) -> Callable[[int, bool], None]:
+        return lambda index, over: arrived.put((i, index, over))
+
+    jobs = [_Job(backend, request, options, teller(i), streams=True) for i, request in enumerate(requests)]
     _submit_all(jobs)  # before the first result is asked for, so that a bad request raises at the call
 
     def results() -> Iterator[Result]:
+        left = len(jobs)
         try:
-            while not all(job.over and not job.fresh for job in jobs):
-                yield from _fresh(jobs, arrived.get(), single)
+            while left:
+                i, index, over = arrived.get()
+                left -= over
+                yield _shown(jobs, i, index, single)
         finally:
             _abort_all(jobs)
 
@@ -258,18 +265,24 @@ def _stream(backend: Backend, requests: list[GenerateRequest], single: bool, opt
 
 
 def _stream_async(backend: Backend, requests: list[GenerateRequest], single: bool, options: Mapping[str, Any]) -> AsyncIterator[Result]:
-    loop, arrived = asyncio.get_running_loop(), asyncio.Queue[int]()
-    jobs = [
-        _Job(backend, r, options, lambda i=i: loop.call_soon_threadsafe(arrived.put_nowait, i), streams=True)  # type: ignore[misc]
-        for i, r in enumerate(requests)
-    ]
+    loop, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int, bool]]()
+
+    def teller(i: int) -> Callable[[int, bool], None]:
+        def told(index: int, over: bool) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, (i, index, over))
+
+        return told
+
+    jobs = [_Job(backend, request, options, teller(i), streams=True) for i, request in enumerate(requests)]
     _submit_all(jobs)
 
     async def results() -> AsyncIterator[Result]:
+        left = len(jobs)
         try:
-            while not all(job.over and not job.fresh for job in jobs):
-                for result in _fresh(jobs, await arrived.get(), single):
-                    yield result
+            while left:
+                i, index, over = await arrived.get()
+                left -= over
+                yield _shown(jobs, i, index, single)
         finally:
             _abort_all(jobs)
 
@@ -285,7 +298,7 @@ def score(backend: Backend, query: str, items: Sequence[str], label_token_ids: S
     rids = (uuid.uuid4().hex for _ in itertools.count())
     requests = [replace(_request(query + item, {"max_new_tokens": 0}, next(rids), {}), token_ids_logprob=tuple(label_token_ids)) for item in items]
     done: queue.SimpleQueue[None] = queue.SimpleQueue()
-    jobs = [_Job(backend, request, {}, lambda: done.put(None)) for request in requests]
+    jobs = [_Job(backend, request, {}, lambda index, over: done.put(None)) for request in requests]
     _submit_all(jobs)
     for _ in jobs:
         done.get()

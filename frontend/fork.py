@@ -1,4 +1,5 @@
 """The branches of a fork, and how they come together again."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Forks:
         if isinstance(other, (list, tuple)):
             if len(other) != len(self):
                 raise ValueError(f"{len(other)} expressions for {len(self)} branches")
-            for state, expr in zip(self._states, other):
+            for state, expr in zip(self._states, other, strict=True):
                 state += expr
         else:
             for state in self._states:
@@ -84,7 +85,8 @@ class Forks:
             return self._take(self._first())
         if isinstance(mode, best) or (mode == "best" and key is not None):
             self._wait_all()
-            return self._take(max(self._states, key=mode.key if isinstance(mode, best) else key))  # type: ignore[arg-type]
+            by: Any = mode.key if isinstance(mode, best) else key
+            return self._take(max(self._states, key=by))
         known = ", ".join((*GATHER, *CONCATENATE, "first", "best(key)"))
         raise RequestError(f"mode={mode!r}: choose one of {known}", field="mode")
 
@@ -122,7 +124,7 @@ class Forks:
         own = [self._own_variables(state) for state in self._states]
         for name in dict.fromkeys(name for variables in own for name in variables):
             if self._names is not None:
-                self._source.set_var(name, {label: v[name].value for label, v in zip(self._names, own) if name in v})
+                self._source.set_var(name, {label: v[name].value for label, v in zip(self._names, own, strict=True) if name in v})
             else:
                 self._source.set_var(name, [v[name].value for v in own if name in v])
             self._source._branch.variables[name].meta = [v[name].meta for v in own if name in v]

@@ -1,4 +1,5 @@
 """A program as a graph: what `trace` finds, and what `compile` and `draw` work from."""
+
 from __future__ import annotations
 
 import re

@@ -1,4 +1,5 @@
 """What a program says, as data: frozen nodes that `+` joins into a sequence. Nothing here runs anything."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +46,9 @@ class Logprobs:
     with_text: bool = False
 
 
+NO_LOGPROBS = Logprobs()
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call: its name, what it does, and the JSON schema of its arguments."""
@@ -63,7 +67,7 @@ class Gen(Expr):
     params: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     constraint: Constraint | None = None
     read: Callable[[str], Any] | None = None  # the value behind the text; None: the text itself
-    logprobs: Logprobs = Logprobs()
+    logprobs: Logprobs = NO_LOGPROBS
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None  # seconds

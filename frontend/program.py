@@ -1,10 +1,12 @@
 """`@function`: a Python function over a state as a program that can be run, run in batches, bound, traced and compiled."""
+
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..runtime.errors import CancelledError, RequestError
@@ -15,7 +17,17 @@ from .run import Run
 from .sampling import overrides
 from .state import ProgramState
 
-RUN_ONLY = ("stream", "backend", "use_thread", "timeout", "chat_template", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+RUN_ONLY = (
+    "stream",
+    "backend",
+    "use_thread",
+    "timeout",
+    "chat_template",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+)
 
 
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
@@ -167,10 +179,8 @@ class Program:
             return state
 
         def quiet() -> None:
-            try:
+            with suppress(BaseException):  # kept in the state, for those who read from it
                 body()
-            except BaseException:  # kept in the state, for those who read from it
-                pass
 
         threading.Thread(target=quiet, name=f"ramet-{self.__name__}", daemon=True).start()
         return state
@@ -199,7 +209,9 @@ class Program:
             "spec_tokens": self.num_api_spec_tokens,
         }
 
-    def _make(self, settings: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
+    def _make(
+        self, settings: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[ProgramState, Callable[[], Any]]:
         run = Run(**settings)
         if self.begin is not None:
             run.root.preset = self.begin(run.root)
@@ -214,7 +226,9 @@ class Program:
 
 
 RUN_PARAMETERS = {
-    name: p for name, p in inspect.signature(Program.run).parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD or p.kind is inspect.Parameter.KEYWORD_ONLY
+    name: p
+    for name, p in inspect.signature(Program.run).parameters.items()
+    if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD or p.kind is inspect.Parameter.KEYWORD_ONLY
 }
 RUN_PARAMETERS.pop("self")
 

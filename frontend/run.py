@@ -1,4 +1,5 @@
 """One run of a program: what all its branches share, and how it ends."""
+
 from __future__ import annotations
 
 import asyncio
@@ -44,7 +45,7 @@ class Run:
         backend: Backend,
         chat: ChatFormat,
         defaults: Mapping[str, Any] = ir.NOTHING,
-        logprobs: ir.Logprobs = ir.Logprobs(),
+        logprobs: ir.Logprobs = ir.NO_LOGPROBS,
         *,
         timeout: float | None = None,
         streams: bool = False,

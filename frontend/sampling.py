@@ -1,4 +1,5 @@
 """Sampling parameters by name: checked where the user wrote them, merged with a run's defaults, read from dicts."""
+
 from __future__ import annotations
 
 import json
@@ -65,7 +66,7 @@ def checked(name: str, value: Any) -> Any:
             raise RequestError(f"{name}=0 is out of range: more than 0 is needed", field=name)
         return float(number)
     if field == "top_k":
-        if value == -1 or (isinstance(value, Integral) and not isinstance(value, bool) and value >= 1):
+        if isinstance(value, Integral) and not isinstance(value, bool) and (int(value) == -1 or int(value) >= 1):
             return int(value)
         raise RequestError(f"top_k={value!r}: at least 1, or -1 for all tokens", field=name)
     if field == "seed":

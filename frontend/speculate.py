@@ -7,6 +7,7 @@ The call leaves the stops out and asks for more tokens. What was written beyond 
 read from it if it says all that the service would have said; else the service is asked. So speculation changes what is
 paid, never what is answered.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -73,7 +74,14 @@ def cut(ahead: Ahead, params: SamplingParams) -> tuple[str, FinishReason] | None
 
 def fits(node: ir.Gen, params: SamplingParams, wants: ir.Logprobs) -> bool:
     """Whether a gen can be served from more text than it asked for."""
-    return params.n == 1 and params.constraint is None and not params.stop_regex and not params.stop_token_ids and not wants.wanted and not node.tools
+    return (
+        params.n == 1
+        and params.constraint is None
+        and not params.stop_regex
+        and not params.stop_token_ids
+        and not wants.wanted
+        and not node.tools
+    )
 
 
 def drawn_with(params: SamplingParams) -> SamplingParams:
@@ -137,21 +145,29 @@ class Asking:
             return
         exact = 0 <= usage.completion_tokens - len(self.pieces) <= 1  # a piece is a token, and end-of-text may count
         tokens = len(self.pieces) if exact else usage.completion_tokens or len(whole.encode())
-        ahead = Ahead(whole, tuple(self.pieces) if exact else None, tokens, chunk.finish.type == "stop", drawn_with(self.own)).after(len(self.head))
+        ahead = Ahead(whole, tuple(self.pieces) if exact else None, tokens, chunk.finish.type == "stop", drawn_with(self.own)).after(
+            len(self.head)
+        )
         answer = cut(ahead, self.own)
         if answer is None:  # it cannot be told where the gen would have ended: ask for it alone
             self.branch.run.backend.submit(self.plain, sink)
             return
         text, finish = answer
         self.branch.ahead = ahead.after(len(text))
-        sink(replace(known(chunk.rid, answer, tuple(self.branch.run.backend.encode(text))), finish=finish, usage=usage, timings=chunk.timings))
+        sink(
+            replace(
+                known(chunk.rid, answer, tuple(self.branch.run.backend.encode(text))), finish=finish, usage=usage, timings=chunk.timings
+            )
+        )
 
     def _again(self, sink: ChunkSink, tries: int, whole: str) -> None:
         if tries > 1:
             self.pieces.clear()
             self.submit(sink, tries - 1)
             return
-        error = BackendError(f"the service was to begin its message with {self.head!r} and in {TRIES} tries did not; last it wrote {whole[:80]!r}")
+        error = BackendError(
+            f"the service was to begin its message with {self.head!r} and in {TRIES} tries did not; last it wrote {whole[:80]!r}"
+        )
         sink(Chunk(self.plain.rid, error=error))
 
 

@@ -1,8 +1,9 @@
 """What a program's body works with: a state that text and generations are appended to, and the branches of a fork."""
+
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -247,8 +248,7 @@ def find(branch: Branch, name: str, deadline: float | None = None) -> Variable:
     """The variable, set or to come. Raises the branch's error or KeyError if nothing sets it."""
     run = branch.run
     if run.watched():
-        there: Callable[[], Any] = lambda: name in branch.variables or run.ended or branch.error
-        branch.signal.wait_for(there, deadline, run.backend.defer)
+        branch.signal.wait_for(lambda: name in branch.variables or run.ended or branch.error, deadline, run.backend.defer)
     variable = branch.variables.get(name)
     if variable is None:
         branch.raise_error()

@@ -1,4 +1,5 @@
 """The two nodes that wait for a backend: a generation and a selection."""
+
 from __future__ import annotations
 
 import random
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Pending:
     """The meeting of an executor that wants to wait and an answer that may already be there: the second one goes on."""
 
-    __slots__ = ("_lock", "_parked", "_over")
+    __slots__ = ("_lock", "_over", "_parked")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +51,16 @@ def begin_generation(branch: Branch, node: ir.Gen, variable: Variable) -> Pendin
     params = merged(run.defaults, own, node.constraint)
     wants = node.logprobs if node.logprobs.wanted else run.logprobs
     request = GenerateRequest(
-        run.next_rid(), settle(branch), params, wants.wanted, wants.start, wants.top, (), node.priority, node.cache_salt, run.remaining(node.timeout)
+        run.next_rid(),
+        settle(branch),
+        params,
+        wants.wanted,
+        wants.start,
+        wants.top,
+        (),
+        node.priority,
+        node.cache_salt,
+        run.remaining(node.timeout),
     )
     answer, pending, begun = Answer(params.n), Pending(), time.monotonic()
 
@@ -205,12 +215,12 @@ def begin_selection(branch: Branch, node: ir.Select, variable: Variable) -> Pend
     tails = {choice: tuple(whole[start:]) for choice, whole in wholes.items()}
 
     def chosen(scores: Scores, alone: Scores | None) -> None:
-        known = dict(zip(_distinct(tails.values()), scores.logprobs))
+        known = dict(zip(_distinct(tails.values()), scores.logprobs, strict=True))
         rows = [_entries(backend, tails[c], known.get(tails[c], ())) for c in node.choices]
         bare = None
         if alone is not None:
             own = {c: tuple(backend.encode(c)) for c in node.choices}
-            known = dict(zip(_distinct(own.values()), alone.logprobs))
+            known = dict(zip(_distinct(own.values()), alone.logprobs, strict=True))
             bare = [_entries(backend, own[c], known.get(own[c], ())) for c in node.choices]
         decision = node.method(
             choices=list(node.choices),
@@ -278,7 +288,7 @@ def _start_id(branch: Branch) -> int:
 
 
 def _entries(backend: Any, ids: tuple[int, ...], logprobs: Sequence[float]) -> list[tuple[float, int, str]]:
-    return [(logprob, i, backend.decode([i])) for i, logprob in zip(ids, logprobs)]
+    return [(logprob, i, backend.decode([i])) for i, logprob in zip(ids, logprobs, strict=False)]
 
 
 def _distinct(tails: Any) -> list[tuple[int, ...]]:
@@ -288,7 +298,7 @@ def _distinct(tails: Any) -> list[tuple[int, ...]]:
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     count = 0
-    for x, y in zip(a, b):
+    for x, y in zip(a, b, strict=False):
         if x != y:
             break
         count += 1

@@ -1,4 +1,5 @@
 """Calling the functions that a model chose, and telling it what they returned."""
+
 from __future__ import annotations
 
 import json

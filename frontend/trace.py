@@ -4,6 +4,7 @@ A symbol is a string, so f-strings, `+` and most string methods work on it; insi
 two marks. Where the body asks what a symbol is - `if`, `in`, `len`, a loop - the trace notes the place, answers one way,
 and the other way when it is asked there again, so that loops end.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -98,8 +99,9 @@ class Symbol(str):
     splitlines = split
 
 
-for _method in ("strip lstrip rstrip lower upper title capitalize casefold swapcase replace removeprefix removesuffix zfill center ljust rjust "
-                "expandtabs").split():  # fmt: skip
+# methods whose result stands for another symbol
+SAME = "strip lstrip rstrip lower upper title capitalize casefold swapcase replace removeprefix removesuffix zfill center ljust rjust expandtabs"
+for _method in SAME.split():
 
     def _same(self: Symbol, *args: Any, _method: str = _method, **kwargs: Any) -> Symbol:
         return self._derived(f".{_method}()")

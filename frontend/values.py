@@ -1,4 +1,5 @@
 """Python types at the border: schemas out of them, typed values back from text, functions as tools."""
+
 from __future__ import annotations
 
 import enum

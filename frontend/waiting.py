@@ -5,6 +5,7 @@ again. In a plain thread waiting blocks the thread. Inside a `Task` - a program'
 whoever runs the task, so that one thread carries as many programs as fit in memory; `Hub` is such a runner, and an
 asyncio event loop another one.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -12,6 +13,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,7 +26,7 @@ _current = threading.local()  # .task: the Task that this thread is running righ
 class Signal:
     """Something changed: whoever waits looks again. The lock also guards the state that is looked at."""
 
-    __slots__ = ("lock", "_wakers")
+    __slots__ = ("_wakers", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -64,19 +66,15 @@ class Signal:
             changed = asyncio.Event()
 
             def wake(changed: asyncio.Event = changed) -> None:
-                try:
+                with suppress(RuntimeError):  # the loop is closed, so nobody waits
                     loop.call_soon_threadsafe(changed.set)
-                except RuntimeError:  # the loop is closed, so nobody waits
-                    pass
 
             with self.lock:
                 self._wakers.append(wake)
             if ready():
                 return True
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), remaining)
-            except TimeoutError:
-                pass
         return True
 
 
@@ -85,10 +83,8 @@ def _thread_sleeper() -> tuple[Callable[[float], Any], Waker]:
     gate.acquire()
 
     def wake() -> None:
-        try:
+        with suppress(RuntimeError):  # woken twice
             gate.release()
-        except RuntimeError:  # woken twice
-            pass
 
     return lambda timeout: gate.acquire(timeout=timeout), wake
 
@@ -218,10 +214,14 @@ def _run_beside(outer: Task, functions: list[Callable[[], Any]]) -> list[Task]:
 async def run_async(function: Callable[[], Any]) -> Any:
     """Runs `function` as a task on the running event loop; cancelling the coroutine raises CancelledError in its next wait."""
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    task = Task(function, lambda t: loop.call_soon_threadsafe(t.resume), lambda t: ended.done() or ended.set_result(None))
+    ended = asyncio.Event()
+
+    def soon(task: Task) -> None:
+        loop.call_soon_threadsafe(task.resume)
+
+    task = Task(function, soon, lambda _: ended.set())
     task.resume()
-    await ended
+    await ended.wait()
     if task.error is not None:
         raise task.error
     return task.result

@@ -1,4 +1,5 @@
 """For a server process: the real engine on the fake model."""
+
 from __future__ import annotations
 
 from fakes import byte_tokenizer, fake_engine

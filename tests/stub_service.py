@@ -1,4 +1,5 @@
 """A small OpenAI-compatible service: what it says is decided by a function of the prompt or messages."""
+
 from __future__ import annotations
 
 import json
@@ -77,13 +78,24 @@ class Stub:
     @staticmethod
     def _event(chat: bool, text: str, finish: str | None) -> dict[str, Any]:
         choice = {"index": 0, "finish_reason": finish, **({"delta": {"content": text}} if chat else {"text": text, "logprobs": None})}
-        return {"id": "x", "object": "chat.completion.chunk" if chat else "text_completion", "created": 0, "model": "m", "choices": [choice]}
+        return {
+            "id": "x",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": 0,
+            "model": "m",
+            "choices": [choice],
+        }
 
     def _echo(self, body: dict[str, Any]) -> dict[str, Any]:
         tokens = words(body["prompt"])
         offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         assert self.score is not None
-        logprobs = {"tokens": tokens, "token_logprobs": [None, *(self.score(t) for t in tokens[1:])], "text_offset": offsets, "top_logprobs": None}
+        logprobs = {
+            "tokens": tokens,
+            "token_logprobs": [None, *(self.score(t) for t in tokens[1:])],
+            "text_offset": offsets,
+            "top_logprobs": None,
+        }
         choice = {"index": 0, "text": body["prompt"], "finish_reason": "length", "logprobs": logprobs}
         usage = {"prompt_tokens": len(tokens), "completion_tokens": 0, "total_tokens": len(tokens)}
         return {"id": "x", "object": "text_completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}

@@ -1,4 +1,5 @@
 """The names that others write programs against."""
+
 from __future__ import annotations
 
 import inspect
@@ -8,15 +9,28 @@ import sys
 import ramet
 
 NAMES = """
-    function gen gen_as gen_int gen_string select system user assistant system_begin system_end user_begin user_end assistant_begin assistant_end
-    image video separate_reasoning Runtime Engine RuntimeEndpoint OpenAI Fake set_default_backend flush_cache get_server_info
-    ProgramState Program token_length_normalized greedy_token_selection unconditional_likelihood_normalized ChoicesSamplingMethod ChoicesDecision
-    RametError RequestError
-""".split()
+    function gen gen_as gen_int gen_string select system user assistant system_begin system_end user_begin user_end assistant_begin
+    assistant_end image video separate_reasoning Runtime Engine RuntimeEndpoint OpenAI Fake set_default_backend flush_cache
+    get_server_info ProgramState Program token_length_normalized greedy_token_selection unconditional_likelihood_normalized
+    ChoicesSamplingMethod ChoicesDecision RametError RequestError
+"""
+STATE = """
+    get_var set_var text messages sync error get_meta_info text_iter text_async_iter system user assistant var_scope fork copy cancel call
+    draw
+"""
+PROGRAM = "run arun run_batch bind trace cache compile draw"
+GEN = """
+    name max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos
+    return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype choices choices_method regex json_schema
+"""
+RUN = """
+    max_new_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos
+    return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs stream backend use_thread
+"""
 
 
 def test_every_public_name_is_there():
-    for name in NAMES:
+    for name in NAMES.split():
         assert getattr(ramet, name) is not None
         assert name in ramet.__all__ and name in dir(ramet)
 
@@ -27,10 +41,9 @@ def test_all_names_resolve():
 
 
 def test_states_and_programs_have_their_methods():
-    for name in ("get_var set_var text messages sync error get_meta_info text_iter text_async_iter system user assistant var_scope fork copy "
-                 "cancel call draw").split():  # fmt: skip
+    for name in STATE.split():
         assert callable(getattr(ramet.ProgramState, name))
-    for name in "run arun run_batch bind trace cache compile draw".split():
+    for name in PROGRAM.split():
         assert callable(getattr(ramet.Program, name))
 
 
@@ -39,20 +52,14 @@ def parameters(function):
 
 
 def test_gen_takes_sglangs_parameters_in_its_order():
-    assert parameters(ramet.gen)[:23] == (
-        "name max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos "
-        "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype choices choices_method regex json_schema"
-    ).split()
+    names = GEN.split()
+    assert parameters(ramet.gen)[: len(names)] == names
     assert parameters(ramet.select)[:4] == ["name", "choices", "temperature", "choices_method"]
 
 
 def test_run_takes_sglangs_parameters():
-    run = set(parameters(ramet.Program.run))
-    assert run >= set(
-        "max_new_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos return_logprob "
-        "logprob_start_len top_logprobs_num return_text_in_logprobs stream backend use_thread".split()
-    )
-    assert set(parameters(ramet.Program.run_batch)) >= set("batch_kwargs num_threads progress_bar generator_style".split())
+    assert set(parameters(ramet.Program.run)) >= set(RUN.split())
+    assert set(parameters(ramet.Program.run_batch)) >= {"batch_kwargs", "num_threads", "progress_bar", "generator_style"}
 
 
 def test_importing_is_cheap():

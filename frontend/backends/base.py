@@ -9,6 +9,7 @@
 
 `submit` and `score` return at once and raise a RequestError there and then if the request is wrong. Sinks must be quick.
 """
+
 from __future__ import annotations
 
 import heapq

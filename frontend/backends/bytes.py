@@ -2,6 +2,7 @@
 
 Text and ids turn into one another without loss, so states work the same with a service that takes text.
 """
+
 from __future__ import annotations
 
 import re

@@ -1,4 +1,5 @@
 """A backend without a model, for tests of programs: what it answers is written down beforehand."""
+
 from __future__ import annotations
 
 import bisect
@@ -99,7 +100,9 @@ class Fake:
         with self._lock:
             if self._script is not None and isinstance(self._script, list) and self._logits is None:
                 if not self._script:
-                    raise RequestError(f"the script has no answer left for the prompt that ends in {self.decode(ids)[-60:]!r}", field="prompt")
+                    raise RequestError(
+                        f"the script has no answer left for the prompt that ends in {self.decode(ids)[-60:]!r}", field="prompt"
+                    )
                 answer = self._script.pop(0)
             else:
                 answer = None
@@ -251,7 +254,9 @@ class Fake:
 
     def _sampled(self, ids: tuple[int, ...], params: SamplingParams, index: int) -> tuple[tuple[int, ...], list[TokenLogprob]]:
         if params.constraint is not None and params.constraint.kind != "choice":
-            raise ConstraintError(f"a Fake with logits has no grammars: {params.constraint.kind} is not supported; use a script", field="constraint")
+            raise ConstraintError(
+                f"a Fake with logits has no grammars: {params.constraint.kind} is not supported; use a script", field="constraint"
+            )
         made: tuple[int, ...] = ()
         logprobs = []
         for at in range(params.max_new_tokens):
@@ -287,7 +292,9 @@ class Fake:
         if callable(self._scores):
             total = self._scores(self.decode(prompt), text)
         elif isinstance(self._scores, Mapping):
-            key = next((k for k in (text, text.strip()) if k in self._scores), None) or next((k for k in self._scores if k.endswith(text)), None)
+            key = next((k for k in (text, text.strip()) if k in self._scores), None) or next(
+                (k for k in self._scores if k.endswith(text)), None
+            )
             total = self._scores[key] if key is not None else -20.0 * len(option)
         else:
             total = -1.0 * len(option)
@@ -329,7 +336,9 @@ def _check_constraint(constraint: Constraint | None, text: str) -> None:
         except ValueError:
             fits = False
     if not fits:
-        raise ConstraintError(f"the script's answer {text!r} breaks the {constraint.kind} constraint {constraint.source}", field=constraint.kind)
+        raise ConstraintError(
+            f"the script's answer {text!r} breaks the {constraint.kind} constraint {constraint.source}", field=constraint.kind
+        )
 
 
 def _allowed(raw: dict[int, float], made: tuple[int, ...], params: SamplingParams) -> dict[int, float]:
@@ -362,7 +371,7 @@ def _log_softmax(logits: Mapping[int, float]) -> dict[int, float]:
 
 def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     count = 0
-    for x, y in zip(a, b):
+    for x, y in zip(a, b, strict=False):
         if x != y:
             return count
         count += 1

@@ -1,4 +1,5 @@
 """A running Ramet server as a backend. What crosses is token ids, so a state's tokens stay exactly what they were."""
+
 from __future__ import annotations
 
 import asyncio
@@ -34,7 +35,13 @@ class RuntimeEndpoint:
     speculates = False
 
     def __init__(
-        self, base_url: str, api_key: str | None = None, verify: Any = None, chat_template_name: str | None = None, *, max_connections: int = 512
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: Any = None,
+        chat_template_name: str | None = None,
+        *,
+        max_connections: int = 512,
     ) -> None:
         import httpx
 
@@ -81,7 +88,9 @@ class RuntimeEndpoint:
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str | None:
         try:
-            return self._ask("POST", "/apply-template", {"messages": list(messages), "add_generation_prompt": add_generation_prompt})["prompt"]
+            return self._ask("POST", "/apply-template", {"messages": list(messages), "add_generation_prompt": add_generation_prompt})[
+                "prompt"
+            ]
         except UnsupportedError:
             return None  # the model has no template
 
@@ -228,7 +237,9 @@ def chunk_of(rid: str, data: Mapping[str, Any]) -> Chunk:
 def logprobs_of(meta: Mapping[str, Any], side: str) -> tuple[TokenLogprob, ...]:
     tokens = meta.get(f"{side}_token_logprobs") or []
     tops = meta.get(f"{side}_top_logprobs") or [None] * len(tokens)
-    return tuple(TokenLogprob(i, logprob, tuple((j, other) for other, j, _ in top or ())) for (logprob, i, _), top in zip(tokens, tops, strict=True))
+    return tuple(
+        TokenLogprob(i, logprob, tuple((j, other) for other, j, _ in top or ())) for (logprob, i, _), top in zip(tokens, tops, strict=True)
+    )
 
 
 def usage_of(meta: Mapping[str, Any]) -> Usage:

@@ -1,4 +1,5 @@
 """The engine in this process, as a backend for programs."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -3,6 +3,7 @@
 The service takes text or messages, so a state's ids are those of `bytes`: one a byte, and marks around messages.
 What the service cannot do is refused by name, never left out in silence.
 """
+
 from __future__ import annotations
 
 import json
@@ -18,7 +19,18 @@ from .base import ChunkSink, Message, ScoreSink
 from .remote import Calls
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci", "babbage", "text-")
-STANDARD = ("max_new_tokens", "temperature", "top_p", "n", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "constraint")
+STANDARD = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "n",
+    "stop",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "constraint",
+)
 EXTENDED = {"min_new_tokens": "min_tokens"}  # names that differ in the extensions of Ramet, SGLang and vLLM
 OURS = ("finish", "jump_forward", "skip_special_tokens")  # says how to get there, not what: without effect on another's service
 
@@ -136,8 +148,15 @@ class OpenAI:
     async def _choose(self, request: ScoreRequest, sink: ScoreSink) -> None:
         """Chat services give no scores of given texts: the model is made to answer with one of them, which then has probability 1."""
         texts = [ids_of.decode(option) for option in request.options]
-        choice = {"type": "object", "properties": {"choice": {"type": "string", "enum": texts}}, "required": ["choice"], "additionalProperties": False}
-        params = SamplingParams(temperature=0.0, max_new_tokens=64 + max(map(len, texts)), constraint=Constraint("json_schema", json.dumps(choice)))
+        choice = {
+            "type": "object",
+            "properties": {"choice": {"type": "string", "enum": texts}},
+            "required": ["choice"],
+            "additionalProperties": False,
+        }
+        params = SamplingParams(
+            temperature=0.0, max_new_tokens=64 + max(map(len, texts)), constraint=Constraint("json_schema", json.dumps(choice))
+        )
         body = self._body(request.prompt, params)
         if request.deadline is not None:
             body["timeout"] = request.deadline
@@ -156,13 +175,23 @@ class OpenAI:
         prompt = ids_of.decode(request.prompt)
         rows, usage = [], Usage()
         for option in request.options:
-            body = {"model": self.model_name, "prompt": prompt + ids_of.decode(option), "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+            body = {
+                "model": self.model_name,
+                "prompt": prompt + ids_of.decode(option),
+                "max_tokens": 0,
+                "echo": True,
+                "logprobs": 1,
+                "temperature": 0,
+            }
             async with _Errors(self._openai):
                 answer = await self._client.completions.create(**body)
             usage = self._billed(answer.usage)
             scored = answer.choices[0].logprobs
             if scored is None or not scored.token_logprobs:
-                raise UnsupportedError("select: this service does not score given text (echo with logprobs); use a chat model or RuntimeEndpoint", field="choices")
+                raise UnsupportedError(
+                    "select: this service does not score given text (echo with logprobs); use a chat model or RuntimeEndpoint",
+                    field="choices",
+                )
             ends = [at + len(token) for at, token in zip(scored.text_offset, scored.tokens, strict=True)]
             rows.append(tuple(p or 0.0 for p, end in zip(scored.token_logprobs, ends, strict=True) if end > len(prompt)))
         self._calls.worker.post(lambda: sink(Scores(request.rid, tuple(rows), usage)))
@@ -203,26 +232,37 @@ class OpenAI:
         if not prompt:
             raise PromptError("the prompt is empty: there is nothing to go on from", field="prompt")
         if isinstance(prompt, str):
-            return {"model": self.model_name, **({"messages": [{"role": "user", "content": prompt}]} if self.is_chat_model else {"prompt": prompt})}
+            return {
+                "model": self.model_name,
+                **({"messages": [{"role": "user", "content": prompt}]} if self.is_chat_model else {"prompt": prompt}),
+            }
         if not self.is_chat_model:
             return {"model": self.model_name, "prompt": ids_of.decode(prompt)}
         found = ids_of.messages_of(prompt)
         if found is None:
-            raise UnsupportedError(f"{self.model_name} is a chat model: put all text into system(...), user(...) and assistant(...)", field="prompt")
+            raise UnsupportedError(
+                f"{self.model_name} is a chat model: put all text into system(...), user(...) and assistant(...)", field="prompt"
+            )
         messages, opened = found
         if opened and messages[-1]["role"] == "assistant":
             if not messages[-1]["content"]:
                 messages.pop()
             elif not self.prefill:
                 raise UnsupportedError(
-                    f"{self.model_name}: a gen must directly follow the beginning of the assistant's message, as the service cannot go on with one that "
-                    "has begun; if it can, open it with prefill=True, or use num_api_spec_tokens",
+                    f"{self.model_name}: a gen must directly follow the beginning of the assistant's message, as the service cannot go on "
+                    "with one that has begun; if it can, open it with prefill=True, or use num_api_spec_tokens",
                     field="prompt",
                 )
             else:
-                return {"model": self.model_name, "messages": messages, "extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
+                return {
+                    "model": self.model_name,
+                    "messages": messages,
+                    "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
+                }
         elif opened:
-            raise UnsupportedError(f"a gen inside a {messages[-1]['role']} message: a chat service writes the assistant's messages only", field="prompt")
+            raise UnsupportedError(
+                f"a gen inside a {messages[-1]['role']} message: a chat service writes the assistant's messages only", field="prompt"
+            )
         return {"model": self.model_name, "messages": messages}
 
     def _parameters(self, params: SamplingParams) -> dict[str, Any]:
@@ -243,7 +283,9 @@ class OpenAI:
             if field.name in STANDARD or field.name in OURS or value == default:
                 continue
             if not self.extensions:
-                raise UnsupportedError(f"{field.name}: not in OpenAI's API; if the server takes it, open it with extensions=True", field=field.name)
+                raise UnsupportedError(
+                    f"{field.name}: not in OpenAI's API; if the server takes it, open it with extensions=True", field=field.name
+                )
             extra[EXTENDED.get(field.name, field.name)] = list(value) if isinstance(value, tuple) else value
         if extra:
             body["extra_body"] = extra
@@ -264,7 +306,9 @@ class OpenAI:
                 return {} if self.is_chat_model else body.pop("extra_body")
         elif self.extensions:
             return {constraint.kind: json.loads(constraint.source) if constraint.kind == "choice" else constraint.source}
-        raise UnsupportedError(f"{constraint.kind}: not in OpenAI's API; use json_schema, or extensions=True if the server takes it", field=constraint.kind)
+        raise UnsupportedError(
+            f"{constraint.kind}: not in OpenAI's API; use json_schema, or extensions=True if the server takes it", field=constraint.kind
+        )
 
     def _billed(self, usage: Any) -> Usage:
         counted = _usage(usage)

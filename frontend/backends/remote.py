@@ -1,4 +1,5 @@
 """What remote backends share: an event loop on a thread for calls under way, and answers handed over on a worker."""
+
 from __future__ import annotations
 
 import asyncio
@@ -69,7 +70,9 @@ class Calls:
             try:
                 await work()
             except asyncio.CancelledError:
-                error: Exception = EngineClosedError("the backend was shut down") if self._closed else CancelledError("the request was aborted")
+                error: Exception = (
+                    EngineClosedError("the backend was shut down") if self._closed else CancelledError("the request was aborted")
+                )
                 self.worker.post(lambda: failed(error))
             except Exception as exc:
                 caught = exc

@@ -10,6 +10,8 @@
 
 Names are loaded when they are first used, so that importing this costs next to nothing.
 """
+
+# ruff: noqa: F401 (what stands under TYPE_CHECKING is for type checkers, and loaded by __getattr__)
 from __future__ import annotations
 
 from importlib import import_module
@@ -38,8 +40,9 @@ _HOMES = {
     "frontend.backends.openai": "OpenAI",
     "frontend.backends.fake": "Fake",
     "runtime.errors": (
-        "BackendError CancelledError ConfigError ConstraintError CorruptModelError DeadlineError DownloadError EngineClosedError EngineError "
-        "ModelError ModelNotFoundError PromptError QueueFullError RametError RequestError UnknownArchitectureError UnsupportedError"
+        "BackendError CancelledError ConfigError ConstraintError CorruptModelError DeadlineError DownloadError EngineClosedError "
+        "EngineError ModelError ModelNotFoundError PromptError QueueFullError RametError RequestError UnknownArchitectureError "
+        "UnsupportedError"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

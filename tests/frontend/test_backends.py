@@ -1,4 +1,5 @@
 """One set of programs over every backend: the engine in this process, a server, and a script."""
+
 from __future__ import annotations
 
 import asyncio
@@ -163,7 +164,9 @@ def test_awaited_runs(backend):
         return s["a"]
 
     async def main():
-        return [s.ret_value for s in await asyncio.gather(*(body.arun(i, backend=backend, temperature=0, max_new_tokens=4) for i in range(8)))]
+        return [
+            s.ret_value for s in await asyncio.gather(*(body.arun(i, backend=backend, temperature=0, max_new_tokens=4) for i in range(8)))
+        ]
 
     assert len(asyncio.run(main())) == 8
 

@@ -1,4 +1,5 @@
 """Many programs at once."""
+
 from __future__ import annotations
 
 import threading

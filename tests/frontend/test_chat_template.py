@@ -1,4 +1,5 @@
 """Roles as text: the ids of a program are those of the template for the same messages."""
+
 from __future__ import annotations
 
 import jinja2
@@ -24,7 +25,8 @@ ALTERNATING = (
     "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
 )
 THINKING = (
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -86,7 +88,7 @@ def test_a_template_that_refuses_says_so(templated):
     with pytest.raises(ramet.RequestError, match="no system messages here"):
         said(templated(ALTERNATING), lambda s: s.system("x") and None)
     with pytest.raises(ramet.RequestError, match="must alternate"):
-        said(templated(ALTERNATING), lambda s: [s.user("x"), s.user("y")] and None)
+        said(templated(ALTERNATING), lambda s: [s.user("x"), s.user("y")])
 
 
 def test_a_template_that_rewrites_the_last_answer(templated):

@@ -1,7 +1,9 @@
 """`ramet.Engine`: prompts in, dicts out."""
+
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from fakes import fake_engine
@@ -45,7 +47,7 @@ def test_several_outputs(engine):
 def test_streams_grow(engine):
     texts = [r["text"] for r in engine.generate("hello", GREEDY, stream=True)]
     assert texts[-1] == engine.generate("hello", GREEDY)["text"]
-    assert all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
+    assert all(b.startswith(a) for a, b in pairwise(texts))
     last = {r["index"]: r["text"] for r in engine.generate(["a", "b"], GREEDY, stream=True)}
     assert last == {i: engine.generate(p, GREEDY)["text"] for i, p in enumerate("ab")}
 
@@ -76,7 +78,9 @@ def test_one_bad_item_does_not_kill_the_others(engine):
 
 
 def test_logprobs(engine):
-    meta = engine.generate("abc", GREEDY, return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True)["meta_info"]
+    meta = engine.generate("abc", GREEDY, return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True)[
+        "meta_info"
+    ]
     assert [row[1:] for row in meta["input_token_logprobs"]] == [[97, "a"], [98, "b"], [99, "c"]]
     assert meta["input_token_logprobs"][0][0] is None
     assert all(len(top) == 2 and top[0][0] >= top[1][0] for top in meta["output_top_logprobs"])

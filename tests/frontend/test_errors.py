@@ -1,4 +1,5 @@
 """An error anywhere is raised where it is read, at the end of the run, and nothing waits for what cannot come."""
+
 from __future__ import annotations
 
 import os
@@ -231,7 +232,7 @@ def test_an_error_of_a_streaming_body(fake):
 def test_timeout_of_a_run(fake):
     backend = fake("x", latency=3.0)
     start = time.monotonic()
-    with pytest.raises(ramet.DeadlineError, match="0.1 s"):
+    with pytest.raises(ramet.DeadlineError, match=r"0\.1 s"):
         run(lambda s: s.__iadd__("x" + gen("a")) and s["a"], backend, timeout=0.1)
     assert time.monotonic() - start < 1.0
     assert not backend._live

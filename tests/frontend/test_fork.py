@@ -1,4 +1,5 @@
 """Branches: what they share, how they join."""
+
 from __future__ import annotations
 
 import pytest
@@ -138,7 +139,7 @@ def test_join_first_cancels_the_rest(fake):
         forks = s.fork(3)
         for i, f in enumerate(forks):
             f += f":{i}"
-            for step in range(3 if i != 1 else 1):
+            for _ in range(3 if i != 1 else 1):
                 f += gen("n")
         winner = forks.join("first")
         assert winner is forks[1] and isinstance(forks[0].error(), ramet.CancelledError)
@@ -196,7 +197,9 @@ def test_copy_leaves_the_state_alone(fake):
     assert state.ret_value == ["1"] and state.text() == "xz"
 
 
-@pytest.mark.parametrize("options", [{"size": 0}, {"size": 1.5}, {"names": ["a", "a"]}, {"size": 2, "names": ["a"]}, {"size": 1, "position_ids_offset": [1]}])
+@pytest.mark.parametrize(
+    "options", [{"size": 0}, {"size": 1.5}, {"names": ["a", "a"]}, {"size": 2, "names": ["a"]}, {"size": 1, "position_ids_offset": [1]}]
+)
 def test_bad_forks(fake, options):
     with pytest.raises(ramet.RequestError):
         run(lambda s: s.fork(**options), fake())

@@ -1,4 +1,5 @@
 """Programs over a service with OpenAI's API, and asking it ahead."""
+
 from __future__ import annotations
 
 import json
@@ -97,7 +98,7 @@ def test_select_of_a_chat_model(service):
 
 def test_select_of_a_completion_model(service):
     scores = {" yes": -3.0, " no": -1.0}
-    stub, backend = service(lambda p, b: "", **COMPLETION, score=lambda token: scores.get(token, -9.0))
+    _, backend = service(lambda p, b: "", **COMPLETION, score=lambda token: scores.get(token, -9.0))
     state = run(lambda s: s.__iadd__("Q:" + select("v", [" yes", " no"])) and None, backend)
     assert state["v"] == " no" and state.get_meta_info("v")["scores"] == pytest.approx([-3.0, -1.0])
 

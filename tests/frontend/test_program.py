@@ -1,4 +1,5 @@
 """Programs over a scripted backend: order of text, variables, roles, scopes, streaming, typed values."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,7 +7,7 @@ import dataclasses
 import enum
 import threading
 import time
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import pydantic
 import pytest
@@ -81,7 +82,7 @@ def test_a_trimmed_stop_inside_a_token_retokenizes_the_rest_only():
     from ramet.runtime.protocol import FinishReason
 
     class Words:
-        pieces = {1: "the", 2: " cat", 3: " sat.\n", 4: "\n"}
+        pieces: ClassVar = {1: "the", 2: " cat", 3: " sat.\n", 4: "\n"}
 
         def decode(self, ids):
             return "".join(self.pieces[i] for i in ids)

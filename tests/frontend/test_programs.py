@@ -1,4 +1,5 @@
 """Programs of the kinds that people bring from SGLang, on a script and on the embedded model."""
+
 from __future__ import annotations
 
 import asyncio
@@ -91,7 +92,9 @@ def test_select_decides_control_flow(backend):
     state = true_or_false.run("Water is wet.")
     assert state["answer"] in (" true", " false")
     for method in (sgl.token_length_normalized, sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized):
-        state = sgl.function(lambda s, method=method: s.__iadd__("2+2=" + sgl.gen("v", choices=["4", "5"], choices_method=method)) and None).run()
+        state = sgl.function(
+            lambda s, method=method: s.__iadd__("2+2=" + sgl.gen("v", choices=["4", "5"], choices_method=method)) and None
+        ).run()
         assert state["v"] in ("4", "5") and len(state.get_meta_info("v")["distribution"]) == 2
 
 
@@ -121,7 +124,11 @@ def test_decoding_by_regex(backend):
 def test_decoding_of_json(backend):
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120}, "tall": {"type": "boolean"}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tall": {"type": "boolean"},
+        },
         "required": ["name", "age", "tall"],
         "additionalProperties": False,
     }
@@ -139,7 +146,9 @@ def test_decoding_of_json(backend):
 def test_expert_answer(backend):
     @sgl.function
     def expert(s, question):
-        s += "Question: " + question + "\nA good person to answer is" + sgl.gen("expert", max_tokens=8, stop=["?", ".", "\n"], temperature=0)
+        s += (
+            "Question: " + question + "\nA good person to answer is" + sgl.gen("expert", max_tokens=8, stop=["?", ".", "\n"], temperature=0)
+        )
         s += ".\nAccording to" + s["expert"] + "," + sgl.gen("answer", max_tokens=8, stop="\n", temperature=0)
 
     state = expert.run("How do bees fly?")
@@ -252,7 +261,12 @@ class Grade:
 def test_typed_values(backend):
     @sgl.function
     def grade(s):
-        s += "Grade as JSON: " + sgl.gen_as("grade", Grade, max_tokens=40, temperature=0) + " in short " + sgl.gen_as("letter", Literal["A", "B"])
+        s += (
+            "Grade as JSON: "
+            + sgl.gen_as("grade", Grade, max_tokens=40, temperature=0)
+            + " in short "
+            + sgl.gen_as("letter", Literal["A", "B"])
+        )
 
     state = grade.run()
     assert isinstance(state["grade"], Grade) and state["letter"] in ("A", "B")
@@ -261,7 +275,11 @@ def test_typed_values(backend):
 def test_errors_and_the_next_run(backend):
     @sgl.function
     def bad(s):
-        s += "x" + sgl.gen("a", max_tokens=4) + sgl.gen("b", json_schema={"type": "string", "noSuchKeyword": 1, "$ref": "#/nowhere"}, max_tokens=5)
+        s += (
+            "x"
+            + sgl.gen("a", max_tokens=4)
+            + sgl.gen("b", json_schema={"type": "string", "noSuchKeyword": 1, "$ref": "#/nowhere"}, max_tokens=5)
+        )
         return s["b"]
 
     if backend == "model":

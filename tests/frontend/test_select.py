@@ -1,4 +1,5 @@
 """Choosing: which tokens are scored, and the rules that compare them."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """Graphs of programs, programs compiled from them, and pictures of both."""
+
 from __future__ import annotations
 
 import json
@@ -26,7 +27,14 @@ def review(s, essay, tone="kind"):
 def test_the_graph_of_a_program():
     graph = review.trace()
     assert [n.kind for n in graph.stream(0)] == ["role", "text", "end", "role", "text", "end", "fork", "join", "text", "select"]
-    assert [n.label for n in graph.stream(2)] == ["role user", "'Judge the style.'", "end user", "role assistant", "gen('note')", "end assistant"]
+    assert [n.label for n in graph.stream(2)] == [
+        "role user",
+        "'Judge the style.'",
+        "end user",
+        "role assistant",
+        "gen('note')",
+        "end assistant",
+    ]
     assert "'Essay:\\n{essay}\\nTone: kind'" in str(graph)
     assert "'Notes: {note}; {note}\\nGrade:'" in str(graph)
     assert graph.is_static and graph.streams == 3

@@ -5,6 +5,7 @@
 Rounds alternate between the two. The clients are one process of their own, as they would be: on a machine with few cores they
 take part of what the engine could use; how much is printed.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -91,8 +92,9 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def start_server(options: list[str]) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen([sys.executable, "-m", "ramet.runtime.server", "--port", "0", "--no-log-requests", *options],
-                               stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ramet.runtime.server", "--port", "0", "--no-log-requests", *options], stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if '"url"' in line:
@@ -142,7 +144,8 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in rows.items()}
     print(f"{options.streams} streams of {options.tokens} tokens, {options.rounds} rounds, medians")
     for name, speed in medians.items():
-        print(f"  {name:<11}{speed:9.1f} tokens/s   gap p50 {1e3 * percentile(gaps[name], 0.5):6.1f} ms   p99 {1e3 * percentile(gaps[name], 0.99):6.1f} ms")
+        middle, high = (1e3 * percentile(gaps[name], share) for share in (0.5, 0.99))
+        print(f"  {name:<11}{speed:9.1f} tokens/s   gap p50 {middle:6.1f} ms   p99 {high:6.1f} ms")
     overhead = 1 - medians["served"] / medians["in process"]
     print(f"  serving costs {100 * overhead:.1f}%   (the clients themselves took {100 * statistics.median(shares):.0f}% of a core)")
     if options.json:

@@ -1,4 +1,5 @@
 """Servers as processes, for tests: with an engine that needs no model, or with the real one."""
+
 from __future__ import annotations
 
 import json
@@ -28,7 +29,11 @@ class Served:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAMET_") or k == "RAMET_HOME"}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "serve_fake.py"), factory, "--port", "0", *options],
-            stderr=subprocess.PIPE, text=True, env=inherited | {"PYTHONPATH": path} | (environment or {}), cwd=tempfile.gettempdir())
+            stderr=subprocess.PIPE,
+            text=True,
+            env=inherited | {"PYTHONPATH": path} | (environment or {}),
+            cwd=tempfile.gettempdir(),
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

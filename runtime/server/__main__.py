@@ -1,4 +1,5 @@
 """`python -m ramet.runtime.server`: the same as `ramet serve`."""
+
 import typer
 
 from .options import serve

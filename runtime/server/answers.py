@@ -1,9 +1,10 @@
 """How an answer leaves: OpenAI's error body and status codes, server-sent events, and what happens when the client leaves first."""
+
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -12,7 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import CancelledError, ConfigError, DeadlineError, EngineClosedError, EngineError, QueueFullError, RequestError, UnsupportedError
+from ..errors import (
+    CancelledError,
+    ConfigError,
+    DeadlineError,
+    EngineClosedError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    UnsupportedError,
+)
 
 log = logging.getLogger("ramet.http")
 T = TypeVar("T")
@@ -115,7 +125,7 @@ class EventStream(Response):
     is a last event with an error body; then the connection closes. When the client leaves, or does not read for `stall`
     seconds, the iterator is closed, which aborts its requests."""
 
-    def __init__(self, events: AsyncIterator[bytes], *, stall: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, stall: float) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -133,7 +143,7 @@ class EventStream(Response):
                 raise
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.events) as events:  # type: ignore[type-var]
+        async with aclosing(self.events) as events:
             try:
                 first = await anext(events)
             except Exception as error:
@@ -162,17 +172,17 @@ class _Stalled(Exception):
     """The reader of a stream is too slow; the server closes the connection."""
 
 
-async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
+async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """The items of several iterators as they come. The first error ends all of them."""
     if len(sources) == 1:
-        async with aclosing(sources[0]) as only:  # type: ignore[type-var]
+        async with aclosing(sources[0]) as only:
             async for item in only:
                 yield item
         return
     queue: asyncio.Queue[tuple[bool, Any]] = asyncio.Queue()
 
-    async def feed(source: AsyncIterator[T]) -> None:
-        async with aclosing(source) as items:  # type: ignore[type-var]
+    async def feed(source: AsyncGenerator[T, None]) -> None:
+        async with aclosing(source) as items:
             async for item in items:
                 queue.put_nowait((True, item))
 

@@ -1,8 +1,9 @@
 """From chat messages to token ids, and from chunks to the deltas that the chat routes show."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,15 +42,23 @@ class Delta:
     timings: Timings | None = None
 
 
-async def plain(service: Service, request: GenerateRequest) -> AsyncIterator[list[Delta]]:
+async def plain(service: Service, request: GenerateRequest) -> AsyncGenerator[list[Delta], None]:
     """The deltas of a request without tools."""
     shown = [Shown(service.tokenizer) for _ in range(request.params.n)]
     async with aclosing(service.client.stream(request)) as stream:
         async for chunks in stream:
             yield [
-                Delta(chunk.index, chunk.text, shown[chunk.index].push(chunk) if request.logprobs else [], tokens=len(chunk.token_ids),
-                      finish=chunk.finish, usage=chunk.usage, timings=chunk.timings)
-                for chunk in chunks]
+                Delta(
+                    chunk.index,
+                    chunk.text,
+                    shown[chunk.index].push(chunk) if request.logprobs else [],
+                    tokens=len(chunk.token_ids),
+                    finish=chunk.finish,
+                    usage=chunk.usage,
+                    timings=chunk.timings,
+                )
+                for chunk in chunks
+            ]
 
 
 def as_text(content: Content | None, where: str) -> str:
@@ -77,10 +86,14 @@ def template_messages(messages: list[Any], *, native_tools: bool) -> list[dict[s
         role = "system" if message.role == "developer" else message.role
         entry: dict[str, Any] = {"role": role, "content": as_text(message.content, where)}
         if isinstance(message, AssistantMessage) and message.tool_calls:
-            calls = [{"name": c.function.name, "arguments": _arguments(c.function.arguments, f"{where}.tool_calls[{k}]")}
-                     for k, c in enumerate(message.tool_calls)]
+            calls = [
+                {"name": c.function.name, "arguments": _arguments(c.function.arguments, f"{where}.tool_calls[{k}]")}
+                for k, c in enumerate(message.tool_calls)
+            ]
             if native_tools:
-                entry["tool_calls"] = [{"type": "function", "id": c.id, "function": call} for c, call in zip(message.tool_calls, calls, strict=True)]
+                entry["tool_calls"] = [
+                    {"type": "function", "id": c.id, "function": call} for c, call in zip(message.tool_calls, calls, strict=True)
+                ]
             else:
                 written = "\n".join(CALL_OPEN + json.dumps(call, ensure_ascii=False) + CALL_CLOSE for call in calls)
                 entry["content"] = (entry["content"] + "\n" + written).lstrip("\n")
@@ -126,7 +139,9 @@ def chat_text(service: Service, body: Any, tools: list[Tool]) -> str:
 def _rendering(service: Service, body: Any, tools: list[Tool]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Messages and options for the tokenizer's chat methods."""
     if body.chat_template is not None and not service.config.allow_request_templates:
-        raise RequestError("chat_template: this server does not take templates from requests (--allow-request-templates)", field="chat_template")
+        raise RequestError(
+            "chat_template: this server does not take templates from requests (--allow-request-templates)", field="chat_template"
+        )
     native = CALL_OPEN.strip() in (body.chat_template or service.chat_template)
     messages = template_messages(body.messages, native_tools=native)
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})

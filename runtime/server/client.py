@@ -1,11 +1,12 @@
 """The HTTP process's side of the engine: requests out, chunks back, on one asyncio loop."""
+
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import zmq
@@ -58,7 +59,7 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._context = zmq.asyncio.Context()
-        self._plain = zmq.Context.shadow(self._context.underlying)
+        self._plain: zmq.Context[Any] = zmq.Context.shadow(self._context.underlying)
         self._in: Any = None
         self._out: Any = None
         self._reading: asyncio.Task[None] | None = None
@@ -109,7 +110,7 @@ class EngineClient:
 
     # ---- requests
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[list[Chunk]]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[list[Chunk], None]:
         """The chunks of a request, those that came together in one list, until each of its n outputs is finished.
 
         Raises the request's error. Leaving early aborts the request, so wrap it in `contextlib.aclosing`."""

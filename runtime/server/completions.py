@@ -1,8 +1,9 @@
 """Text completions: several prompts, n choices each, echo, and OpenAI's older form of logprobs."""
+
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,7 @@ class Piece:
     def push(self, chunk: Chunk, echo: str | None) -> tuple[str, dict[str, Any] | None]:
         """The new text, echo first, and the logprobs of the tokens that became visible."""
         self.text += chunk.text
-        logprobs = None
+        logprobs: dict[str, Any] | None = None
         if self.wanted is not None:
             logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
             if echo is not None:
@@ -84,14 +85,26 @@ class Completion:
         if body.best_of is not None and body.best_of != self.n:
             raise UnsupportedError("best_of other than n is not supported", field="best_of")
         prompts = self._prompts()
-        parameters = params(body, service.config, max_tokens=16 if body.max_tokens is None else body.max_tokens,
-                            constrained=response_format(body.response_format))
+        parameters = params(
+            body,
+            service.config,
+            max_tokens=16 if body.max_tokens is None else body.max_tokens,
+            constrained=response_format(body.response_format),
+        )
         self.requests = [
             GenerateRequest(
-                rid if len(prompts) == 1 else f"{rid}-{i}", prompt, parameters, logprobs=body.logprobs is not None,
-                logprob_start=0 if body.echo and body.logprobs is not None else -1, top_logprobs=body.logprobs or 0,
-                priority=body.priority or 0, cache_salt=body.cache_salt or "", deadline=service.deadline(body.deadline))
-            for i, prompt in enumerate(prompts)]
+                rid if len(prompts) == 1 else f"{rid}-{i}",
+                prompt,
+                parameters,
+                logprobs=body.logprobs is not None,
+                logprob_start=0 if body.echo and body.logprobs is not None else -1,
+                top_logprobs=body.logprobs or 0,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                deadline=service.deadline(body.deadline),
+            )
+            for i, prompt in enumerate(prompts)
+        ]
 
     def _prompts(self) -> list[str | tuple[int, ...]]:
         given = self.body.prompt
@@ -112,7 +125,7 @@ class Completion:
             raise RequestError(f"prompt: an id is outside the vocabulary of {self.service.vocab_size}", field="prompt")
         return await self.service.in_thread(self.service.tokenizer.decode, request.prompt)
 
-    async def _one(self, place: int) -> AsyncIterator[list[tuple[int, Chunk, str | None]]]:
+    async def _one(self, place: int) -> AsyncGenerator[list[tuple[int, Chunk, str | None]], None]:
         """(choice, chunk, echo of its first chunk) of one prompt."""
         request = self.requests[place]
         echo = await self._echo(request)
@@ -125,7 +138,7 @@ class Completion:
                     begun.add(chunk.index)
                 yield group
 
-    async def _all(self) -> AsyncIterator[list[tuple[int, Chunk, str | None]]]:
+    async def _all(self) -> AsyncGenerator[list[tuple[int, Chunk, str | None]], None]:
         try:
             async with aclosing(merge([self._one(place) for place in range(len(self.requests))])) as groups:
                 async for group in groups:
@@ -163,7 +176,7 @@ class Completion:
         used = [total(usages[i : i + self.n]) for i in range(0, len(usages), self.n)]
         return self._head() | {"choices": choices, "usage": usage_body(_sum(used))} | ({"timings": timing_body(timings)} if timings else {})
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         from .openai_api import ending, usage_body
 
         options = self.body.stream_options
@@ -210,10 +223,20 @@ class Completion:
         yield DONE
 
     def _head(self) -> dict[str, Any]:
-        return {"id": f"cmpl-{self.rid}", "object": "text_completion", "created": self.created, "model": self.body.model or self.service.model_name}
+        return {
+            "id": f"cmpl-{self.rid}",
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.body.model or self.service.model_name,
+        }
 
 
 def _sum(usages: list[Usage]) -> Usage:
     """Of several prompts."""
-    return Usage(sum(u.prompt_tokens for u in usages), sum(u.cached_tokens for u in usages), sum(u.completion_tokens for u in usages),
-                 sum(u.forced_tokens for u in usages), sum(u.retractions for u in usages))
+    return Usage(
+        sum(u.prompt_tokens for u in usages),
+        sum(u.cached_tokens for u in usages),
+        sum(u.completion_tokens for u in usages),
+        sum(u.forced_tokens for u in usages),
+        sum(u.retractions for u in usages),
+    )

@@ -1,4 +1,5 @@
 """The application: one gate in front of all routes, the error body, the routes of the two families and the page."""
+
 from __future__ import annotations
 
 import asyncio
@@ -101,8 +102,14 @@ class Gate:
         path = getattr(route, "path", "unknown")  # the template, not what was asked for: no label without limit
         self.service.metrics.http.labels(scope["method"] if status != 405 else "other", path, status or "broken").inc()
         if self.config.log_requests:
-            data = {"request_id": request_id, "method": scope["method"], "path": scope["path"][:200], "status": status,
-                    "seconds": round(seconds, 6), **scope["ramet.log"]}
+            data = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "seconds": round(seconds, 6),
+                **scope["ramet.log"],
+            }
             log.info("request", extra={"data": data})
 
 
@@ -184,8 +191,13 @@ def create_app(service: Service) -> FastAPI:
     if service.config.cors_origins:
         from starlette.middleware.cors import CORSMiddleware
 
-        app.add_middleware(CORSMiddleware, allow_origins=list(service.config.cors_origins), allow_methods=["GET", "POST", "DELETE"],
-                           allow_headers=["authorization", "content-type", "x-request-id"], expose_headers=["x-request-id"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.config.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id"],
+        )
     return app
 
 

@@ -6,6 +6,7 @@ most send a frame, and a frame that does not fit the schema is dropped and logge
     HTTP process   --ToWorker-->   requests.sock   engine process
                    <--ToServer--   replies.sock
 """
+
 from __future__ import annotations
 
 import logging

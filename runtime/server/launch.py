@@ -1,4 +1,5 @@
 """`ramet serve`: from options to a running server, and its orderly end."""
+
 from __future__ import annotations
 
 import asyncio
@@ -103,12 +104,22 @@ class _Running:
             raise
 
     def _spec(self, endpoints: ipc.Endpoints) -> Spec:
-        return Spec(self.config.factory, self.config.engine, endpoints.requests, endpoints.replies, self.config.log_level, self.config.log_format)
+        return Spec(
+            self.config.factory, self.config.engine, endpoints.requests, endpoints.replies, self.config.log_level, self.config.log_format
+        )
 
     def _uvicorn_config(self, service: Service) -> uvicorn.Config:
         return uvicorn.Config(
-            create_app(service), http=_timed(self.config.body_timeout), ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, h11_max_incomplete_event_size=MAX_HEADER, timeout_graceful_shutdown=round(self.config.drain_timeout) + 2)
+            create_app(service),
+            http=_timed(self.config.body_timeout),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=MAX_HEADER,
+            timeout_graceful_shutdown=round(self.config.drain_timeout) + 2,
+        )
 
     def _on_signal(self) -> None:
         if self.server is None:
@@ -174,4 +185,3 @@ def _timed(limit: float) -> type[H11Protocol]:
                 self.timer = None
 
     return Timed
-

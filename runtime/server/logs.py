@@ -1,4 +1,5 @@
 """Logs: one line of text, or one JSON object, a record; on stderr. Keys and prompts are never logged."""
+
 from __future__ import annotations
 
 import json

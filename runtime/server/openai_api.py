@@ -1,8 +1,9 @@
 """The OpenAI family: models, chat completions, tokenizing. Text completions and responses have files of their own."""
+
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -30,7 +31,9 @@ def check_model(name: str | None, service: Service) -> None:
     if name is not None and name not in (service.model_name, service.config.engine.model_path, "default"):
         if not name:
             raise RequestError("model: empty", field="model")
-        raise HttpError(404, f"there is no model {name[:200]!r} here; it serves {service.model_name!r}", code="model_not_found", param="model")
+        raise HttpError(
+            404, f"there is no model {name[:200]!r} here; it serves {service.model_name!r}", code="model_not_found", param="model"
+        )
 
 
 def label(request: Request, body: Any, rid: str) -> None:
@@ -41,10 +44,12 @@ def label(request: Request, body: Any, rid: str) -> None:
 
 def usage_body(usage: Usage) -> dict[str, Any]:
     return {
-        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"forced_tokens": usage.forced_tokens, "reasoning_tokens": 0}}
+        "completion_tokens_details": {"forced_tokens": usage.forced_tokens, "reasoning_tokens": 0},
+    }
 
 
 def timing_body(timings: Timings) -> dict[str, float]:
@@ -62,10 +67,19 @@ def chat_logprobs(service: Service, items: list[tuple[int, TokenLogprob]], top: 
     """`logprobs.content`: one entry a token of the text, its bytes those of the token itself."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
-        return {"token": service.tokenizer.token_text(token), "logprob": finite(logprob), "bytes": list(service.tokenizer.token_bytes(token))}
+        return {
+            "token": service.tokenizer.token_text(token),
+            "logprob": finite(logprob),
+            "bytes": list(service.tokenizer.token_bytes(token)),
+        }
 
-    return {"content": [entry(item.token_id, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top[:top]]}
-                        for _, item in items], "refusal": None}
+    return {
+        "content": [
+            entry(item.token_id, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top[:top]]}
+            for _, item in items
+        ],
+        "refusal": None,
+    }
 
 
 @dataclass
@@ -75,9 +89,9 @@ class Choice:
     text: str = ""
     logprobs: list[tuple[int, TokenLogprob]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    finish: FinishReason = FinishReason("abort")
-    usage: Usage = Usage()
-    timings: Timings = Timings()
+    finish: FinishReason = field(default_factory=lambda: FinishReason("abort"))
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -109,19 +123,32 @@ class Chat:
             raise RequestError("parallel_tool_calls is only allowed with tools", field="parallel_tool_calls")
         self.tools, self.plan = plan(body.tools, body.tool_choice, body.parallel_tool_calls)
         given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        self.params = params(body, service.config, max_tokens=service.context_length if given is None else given,
-                             constrained=response_format(body.response_format))
+        self.params = params(
+            body,
+            service.config,
+            max_tokens=service.context_length if given is None else given,
+            constrained=response_format(body.response_format),
+        )
         if self.plan is not None and self.params.constraint is not None:
-            raise RequestError("a constraint beside tools needs tool_choice='none': calls are constrained by their own schemas",
-                               field="response_format" if body.response_format else self.params.constraint.kind)
+            raise RequestError(
+                "a constraint beside tools needs tool_choice='none': calls are constrained by their own schemas",
+                field="response_format" if body.response_format else self.params.constraint.kind,
+            )
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """What the engine answers, choice by choice. Raises errors that name this body's fields."""
         try:
             ids = await self.service.in_thread(chat_ids, self.service, self.body, self.tools)
             request = GenerateRequest(
-                self.rid, ids, self.params, logprobs=bool(self.body.logprobs), top_logprobs=self.body.top_logprobs or 0,
-                priority=self.body.priority or 0, cache_salt=self.body.cache_salt or "", deadline=self.service.deadline(self.body.deadline))
+                self.rid,
+                ids,
+                self.params,
+                logprobs=bool(self.body.logprobs),
+                top_logprobs=self.body.top_logprobs or 0,
+                priority=self.body.priority or 0,
+                cache_salt=self.body.cache_salt or "",
+                deadline=self.service.deadline(self.body.deadline),
+            )
             if self.plan is None:
                 source = plain(self.service, request)
             else:
@@ -141,16 +168,22 @@ class Chat:
                     choices[delta.index].add(delta)
         return self._head("chat.completion") | {
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage_body(total(choice.usage for choice in choices)), "timings": timing_body(choices[0].timings)}
+            "usage": usage_body(total(choice.usage for choice in choices)),
+            "timings": timing_body(choices[0].timings),
+        }
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text if choice.text or not choice.calls else None, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": choice.text if choice.text or not choice.calls else None,
+            "refusal": None,
+        }
         if choice.calls:
             message["tool_calls"] = choice.calls
         logprobs = chat_logprobs(self.service, choice.logprobs, self.body.top_logprobs or 0) if self.body.logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, **ending(choice.finish)}
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
@@ -168,8 +201,18 @@ class Chat:
                 for delta in pace.pass_on(group):
                     if delta.index not in begun:
                         begun.add(delta.index)
-                        out.append(chunk([{"index": delta.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
-                                           "finish_reason": None}]))
+                        out.append(
+                            chunk(
+                                [
+                                    {
+                                        "index": delta.index,
+                                        "delta": {"role": "assistant", "content": ""},
+                                        "logprobs": None,
+                                        "finish_reason": None,
+                                    }
+                                ]
+                            )
+                        )
                     if delta.usage is not None:
                         usages[delta.index] = delta.usage
                     out += [chunk([piece], total(usages) if continuous else None) for piece in self._pieces(delta)]
@@ -187,11 +230,15 @@ class Chat:
             changes.append({"content": delta.text})
         if delta.call is not None:
             number, call_id, name = delta.call
-            changes.append({"tool_calls": [{"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}]})
+            changes.append(
+                {"tool_calls": [{"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}]}
+            )
         if delta.arguments is not None:
             changes.append({"tool_calls": [{"index": delta.arguments[0], "function": {"arguments": delta.arguments[1]}}]})
-        pieces = [{"index": delta.index, "delta": change, "logprobs": logprobs if "content" in change else None, "finish_reason": None}
-                  for change in changes]
+        pieces = [
+            {"index": delta.index, "delta": change, "logprobs": logprobs if "content" in change else None, "finish_reason": None}
+            for change in changes
+        ]
         if delta.finish is not None:
             last: dict[str, Any] = {"index": delta.index, "delta": {}, "logprobs": None, **ending(delta.finish)}
             if delta.timings is not None:
@@ -236,7 +283,6 @@ class TokenizeBody(Wire):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -254,8 +300,14 @@ def routes(service: Service) -> APIRouter:
     add: Callable[..., Any] = router.post
 
     def model_card() -> dict[str, Any]:
-        return {"id": service.model_name, "object": "model", "created": CREATED, "owned_by": "ramet", "root": service.config.engine.model_path,
-                "max_model_len": service.context_length}
+        return {
+            "id": service.model_name,
+            "object": "model",
+            "created": CREATED,
+            "owned_by": "ramet",
+            "root": service.config.engine.model_path,
+            "max_model_len": service.context_length,
+        }
 
     @router.get("/v1/models")
     async def models() -> Response:

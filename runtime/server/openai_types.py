@@ -1,4 +1,5 @@
 """Bodies of the OpenAI family, and what they share: sampling fields, extensions, limits."""
+
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,19 +9,40 @@ from pydantic import Field
 from ..config import ServerConfig
 from ..errors import RequestError, UnsupportedError
 from ..protocol import Constraint, SamplingParams
-from .native_api import bias, checked_seed, constraint, strings
+from .sampling import OFF, Number, bias, checked_seed, constraint, strings
 from .wire import Wire
 
-Number = float | int
 Unit = Annotated[float | int, Field(ge=0, le=1)]
 Penalty = Annotated[float | int, Field(ge=-2, le=2)]
 Seconds = Annotated[float | int, Field(gt=0)]
-OFF: tuple[Any, ...] = (False, "", [], {})
+# known elsewhere and not to be had here; sent with these values they change nothing
+_NEVER = [
+    "structural_tag",
+    "lora_path",
+    "session_id",
+    "session_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "return_token_ids",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "store",
+    "background",
+    "reasoning_effort",
+    "prediction",
+    "audio",
+    "moderation",
+    "web_search_options",
+    "verbosity",
+]
 ABSENT: dict[str, tuple[Any, ...]] = {
-    **{name: OFF for name in ("structural_tag", "lora_path", "session_id", "session_params", "custom_logit_processor", "return_hidden_states",
-                              "return_token_ids", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                              "store", "background", "reasoning_effort", "prediction", "audio", "moderation", "web_search_options", "verbosity")},
-    "service_tier": ("auto", "default"), "modalities": (["text"],)}  # fmt: skip
+    **dict.fromkeys(_NEVER, OFF),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+}
 
 
 class StreamOptions(Wire):
@@ -176,7 +198,12 @@ class ChatBody(Shared):
     """The body of POST /v1/chat/completions."""
 
     absent: ClassVar[dict[str, tuple[Any, ...]]] = ABSENT | {
-        "functions": OFF, "function_call": OFF, "input_ids": OFF, "separate_reasoning": (True, False), "stream_reasoning": (True, False)}
+        "functions": OFF,
+        "function_call": OFF,
+        "input_ids": OFF,
+        "separate_reasoning": (True, False),
+        "stream_reasoning": (True, False),
+    }
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -254,13 +281,28 @@ def params(body: Shared, config: ServerConfig, *, max_tokens: int, constrained: 
         return default if value is None else value
 
     return SamplingParams(
-        max_new_tokens=max_tokens, min_new_tokens=some(body.min_tokens, 0), temperature=some(body.temperature, 1.0), top_p=max(some(body.top_p, 1.0), 1e-9),  # 0 is OpenAI's word for: only the likeliest
-        top_k=some(body.top_k, -1), min_p=some(body.min_p, 0.0), frequency_penalty=some(body.frequency_penalty, 0.0),
-        presence_penalty=some(body.presence_penalty, 0.0), repetition_penalty=some(body.repetition_penalty, 1.0),
-        logit_bias=bias(body.logit_bias, "logit_bias"), seed=body.seed, n=n, stop=strings(body.stop, "stop", 4),
-        stop_token_ids=tuple(body.stop_token_ids or ()), stop_regex=strings(body.stop_regex, "stop_regex", 4),
-        ignore_eos=bool(body.ignore_eos), no_stop_trim=bool(body.no_stop_trim), skip_special_tokens=some(body.skip_special_tokens, True),
-        constraint=chosen, finish=body.finish, jump_forward=body.jump_forward)
+        max_new_tokens=max_tokens,
+        min_new_tokens=some(body.min_tokens, 0),
+        temperature=some(body.temperature, 1.0),
+        top_p=max(some(body.top_p, 1.0), 1e-9),  # 0 is OpenAI's word for: only the likeliest
+        top_k=some(body.top_k, -1),
+        min_p=some(body.min_p, 0.0),
+        frequency_penalty=some(body.frequency_penalty, 0.0),
+        presence_penalty=some(body.presence_penalty, 0.0),
+        repetition_penalty=some(body.repetition_penalty, 1.0),
+        logit_bias=bias(body.logit_bias, "logit_bias"),
+        seed=body.seed,
+        n=n,
+        stop=strings(body.stop, "stop", 4),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_regex=strings(body.stop_regex, "stop_regex", 4),
+        ignore_eos=bool(body.ignore_eos),
+        no_stop_trim=bool(body.no_stop_trim),
+        skip_special_tokens=some(body.skip_special_tokens, True),
+        constraint=chosen,
+        finish=body.finish,
+        jump_forward=body.jump_forward,
+    )
 
 
 # names of the engine's fields -> names of these bodies

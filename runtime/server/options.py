@@ -1,4 +1,5 @@
 """The command line of `ramet serve`: one option a field of EngineConfig and ServerConfig, also from RAMET_* and a TOML file."""
+
 from __future__ import annotations
 
 import inspect
@@ -60,8 +61,13 @@ HELP = {
     "log_format": (LOGS, "json or text."),
     "log_requests": (LOGS, "One line a request."),
 }
-ALIASES = {"model_path": ["--model"], "context_length": ["--max-model-len"], "max_running_requests": ["--max-num-seqs"],
-           "chunked_prefill_size": ["--max-num-batched-tokens"], "max_total_tokens": ["--max-total-num-tokens"]}
+ALIASES = {
+    "model_path": ["--model"],
+    "context_length": ["--max-model-len"],
+    "max_running_requests": ["--max-num-seqs"],
+    "chunked_prefill_size": ["--max-num-batched-tokens"],
+    "max_total_tokens": ["--max-total-num-tokens"],
+}
 INTERNAL = {"engine", "factory"}
 
 
@@ -80,7 +86,9 @@ def _parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     names = [flag, *ALIASES.get(item.name, [])]
     if hint is bool and default is True:
         names[0] += f"/--no-{flag[2:]}"
-    option = typer.Option(default, *names, help=text, rich_help_panel=panel, envvar="RAMET_" + item.name.upper(), show_default=default not in (None, []))
+    option = typer.Option(
+        default, *names, help=text, rich_help_panel=panel, envvar="RAMET_" + item.name.upper(), show_default=default not in (None, [])
+    )
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint)
 
 
@@ -131,12 +139,15 @@ def serve(**options: Any) -> None:
 def _signature() -> inspect.Signature:
     hints = {**get_type_hints(EngineConfig), **get_type_hints(ServerConfig)}
     config = inspect.Parameter(
-        "config", inspect.Parameter.KEYWORD_ONLY, annotation=Path | None,
-        default=typer.Option(None, "--config", help="A TOML file of these options.", is_eager=True, callback=read_toml, envvar="RAMET_CONFIG"))
+        "config",
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Path | None,
+        default=typer.Option(
+            None, "--config", help="A TOML file of these options.", is_eager=True, callback=read_toml, envvar="RAMET_CONFIG"
+        ),
+    )
     return inspect.Signature([config, *(_parameter(item, hints[name]) for name, item in option_fields().items())])
 
 
 serve.__signature__ = _signature()  # type: ignore[attr-defined]
 serve.__annotations__ = {p.name: p.annotation for p in serve.__signature__.parameters.values()}  # type: ignore[attr-defined]
-
-

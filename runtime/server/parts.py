@@ -2,6 +2,7 @@
 
 `factory` in a ServerConfig names a module with these two functions, so that tests serve an engine without a model.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -40,11 +41,17 @@ class Loop(Protocol):
 class Text(Protocol):
     """The tokenizer, as `runtime.tokenizer.Tokenizer` is one. Used from several threads."""
 
-    vocab_size: int
-    bos_id: int | None
-    eos_ids: frozenset[int]
+    @property
+    def vocab_size(self) -> int: ...
 
-    chat_template: str | None
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
 
     def encode(self, text: str, *, add_special: bool = False) -> Sequence[int]: ...
 

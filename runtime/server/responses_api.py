@@ -1,8 +1,8 @@
 """POST /v1/responses: the same chat in the shape of OpenAI's newer interface; nothing is stored."""
+
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,8 +43,17 @@ class ResponseBody(Wire):
     """The body of POST /v1/responses."""
 
     absent: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "background": OFF, "conversation": OFF, "max_tool_calls": (), "previous_response_id": OFF, "prompt": OFF, "reasoning": OFF + ({"effort": None},),
-        "service_tier": ("auto", "default"), "store": (False,), "stream_options": OFF, "truncation": ("disabled",)}
+        "background": OFF,
+        "conversation": OFF,
+        "max_tool_calls": (),
+        "previous_response_id": OFF,
+        "prompt": OFF,
+        "reasoning": (*OFF, {"effort": None}),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "stream_options": OFF,
+        "truncation": ("disabled",),
+    }
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -69,8 +78,21 @@ class ResponseBody(Wire):
     seed: int | None = Field(None, description="an extension, as in chat completions")
 
 
-_SAME = ("model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier", "prompt_cache_key", "priority",
-         "cache_salt", "deadline", "seed", "top_logprobs")
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "metadata",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "priority",
+    "cache_salt",
+    "deadline",
+    "seed",
+    "top_logprobs",
+)
 
 
 def as_chat(body: ResponseBody) -> ChatBody:
@@ -105,8 +127,11 @@ def _messages(body: ResponseBody) -> list[dict[str, Any]]:
         if kind == "message":
             messages.append(_message(item, f"input[{i}]"))
         elif kind == "function_call":
-            call = {"id": item.get("call_id", f"call_{i}"), "type": "function",
-                    "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+            call = {
+                "id": item.get("call_id", f"call_{i}"),
+                "type": "function",
+                "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+            }
             if messages and messages[-1]["role"] == "assistant" and "tool_calls" in messages[-1]:
                 messages[-1]["tool_calls"].append(call)
             else:
@@ -154,14 +179,18 @@ class Responding:
         if field.startswith("messages["):
             number, rest = field[len("messages[") :].split("]", 1)
             field = f"input[{max(0, int(number) - shift)}]{rest}"
-        for ours, theirs in (("messages", "input"), ("response_format", "text.format"), ("max_completion_tokens", "max_output_tokens"),
-                             ("max_tokens", "max_output_tokens")):
+        for ours, theirs in (
+            ("messages", "input"),
+            ("response_format", "text.format"),
+            ("max_completion_tokens", "max_output_tokens"),
+            ("max_tokens", "max_output_tokens"),
+        ):
             if field == ours or field.startswith(ours + "."):
                 field = theirs + field[len(ours) :]
         error.field = field or None
         return error
 
-    async def _deltas(self) -> AsyncIterator[Delta]:
+    async def _deltas(self) -> AsyncGenerator[Delta, None]:
         try:
             async with aclosing(self.chat.deltas()) as deltas:
                 async for group in deltas:
@@ -180,7 +209,13 @@ class Responding:
         return self._response(output, choice.finish, choice.usage)
 
     def _message_item(self, choice: Choice, item_id: str) -> dict[str, Any]:
-        return {"type": "message", "id": item_id, "status": _status(choice.finish), "role": "assistant", "content": [self._text_part(choice)]}
+        return {
+            "type": "message",
+            "id": item_id,
+            "status": _status(choice.finish),
+            "role": "assistant",
+            "content": [self._text_part(choice)],
+        }
 
     def _text_part(self, choice: Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(self.service, choice.logprobs, self.body.top_logprobs or 0)["content"]
@@ -188,28 +223,54 @@ class Responding:
 
     @staticmethod
     def _call_item(call: dict[str, Any], item_id: str, status: str = "completed") -> dict[str, Any]:
-        return {"type": "function_call", "id": item_id, "call_id": call["id"], "name": call["function"]["name"],
-                "arguments": call["function"]["arguments"], "status": status}
+        return {
+            "type": "function_call",
+            "id": item_id,
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": call["function"]["arguments"],
+            "status": status,
+        }
 
     def _response(self, output: list[dict[str, Any]], finish: FinishReason | None, usage: Usage) -> dict[str, Any]:
         body = self.body
         dumped = body.model_dump(exclude_none=True)
         status = "in_progress" if finish is None else _status(finish)
         return {
-            "id": self.id, "object": "response", "created_at": self.chat.created, "status": status, "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None, "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens, "model": body.model or self.service.model_name, "output": output,
-            "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": None, "reasoning": {"effort": None, "summary": None},
-            "store": False, "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": dumped.get("text") or {"format": {"type": "text"}}, "tool_choice": dumped.get("tool_choice", "auto"),
-            "tools": dumped.get("tools", []), "top_p": 1.0 if body.top_p is None else body.top_p, "truncation": "disabled",
-            "usage": None if finish is None else {
-                "input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-                "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens},
-            "user": body.user, "metadata": body.metadata or {}}
+            "id": self.id,
+            "object": "response",
+            "created_at": self.chat.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": body.model or self.service.model_name,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": dumped.get("text") or {"format": {"type": "text"}},
+            "tool_choice": dumped.get("tool_choice", "auto"),
+            "tools": dumped.get("tools", []),
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": None
+            if finish is None
+            else {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """The events in OpenAI's order; an error after the first is an event `error`."""
         stream = _Events(self)
         async with aclosing(self._deltas()) as deltas:
@@ -276,8 +337,10 @@ class _Events:
         self.open = ("text", new_id("msg_"))
         item = {"type": "message", "id": self.open[1], "status": "in_progress", "role": "assistant", "content": []}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return [self.make("response.output_item.added", {"output_index": len(self.done), "item": item}),
-                self._place("response.content_part.added", {"content_index": 0, "part": part})]
+        return [
+            self.make("response.output_item.added", {"output_index": len(self.done), "item": item}),
+            self._place("response.content_part.added", {"content_index": 0, "part": part}),
+        ]
 
     def _close(self) -> list[bytes]:
         if self.open is None:
@@ -286,8 +349,10 @@ class _Events:
         if kind == "text":
             part = self.work._text_part(self.choice)
             item = self.work._message_item(self.choice, item_id)
-            out = [self._place("response.output_text.done", {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}),
-                   self._place("response.content_part.done", {"content_index": 0, "part": part})]
+            out = [
+                self._place("response.output_text.done", {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}),
+                self._place("response.content_part.done", {"content_index": 0, "part": part}),
+            ]
         else:
             item = self.work._call_item(self.choice.calls[-1], item_id)
             out = [self._place("response.function_call_arguments.done", {"name": item["name"], "arguments": item["arguments"]})]

@@ -1,4 +1,5 @@
 """What the routes share: the configuration, the engine's client, the tokenizer, and threads for work on text."""
+
 from __future__ import annotations
 
 import asyncio
@@ -30,9 +31,9 @@ class Output:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     first_logprobs: list[tuple[int, float]] = field(default_factory=list)
-    finish: FinishReason = FinishReason("abort")
-    usage: Usage = Usage()
-    timings: Timings = Timings()
+    finish: FinishReason = field(default_factory=lambda: FinishReason("abort"))
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
 
     def add(self, chunk: Chunk) -> None:
         self.text += chunk.text
@@ -120,8 +121,13 @@ def total(usages: Iterable[Usage]) -> Usage:
     """Of the outputs of one request: its prompt once, what was generated summed."""
     usages = list(usages)
     first = usages[0] if usages else Usage()
-    return Usage(first.prompt_tokens, first.cached_tokens, sum(u.completion_tokens for u in usages),
-                 sum(u.forced_tokens for u in usages), sum(u.retractions for u in usages))
+    return Usage(
+        first.prompt_tokens,
+        first.cached_tokens,
+        sum(u.completion_tokens for u in usages),
+        sum(u.forced_tokens for u in usages),
+        sum(u.retractions for u in usages),
+    )
 
 
 def finite(value: float | None) -> float | None:

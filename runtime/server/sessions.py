@@ -3,10 +3,11 @@
 A session is a tuple of ids. Appending encodes new text alone; generating appends the ids that were generated; a fork shares
 the tuple; rewinding cuts it. The KV behind the ids lives in the engine's tree as that of any prompt does.
 """
+
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -19,7 +20,9 @@ from ..errors import PromptError, RequestError
 from ..protocol import GenerateRequest
 from . import wire
 from .answers import DONE, EventStream, HttpError, Json, answer
-from .native_api import Number, Shaper, prompt_ids, sampling, stream_one
+from .generate import Shaper, stream_one
+from .native_api import prompt_ids
+from .sampling import Number, sampling
 from .service import Output, Service, checked_rid, new_id, state_ids
 from .wire import Wire
 
@@ -168,8 +171,15 @@ def routes(service: Service) -> APIRouter:
         new = await service.in_thread(service.tokenizer.encode, body.append, add_special=not session.ids) if body.append else ()
         session = sessions.idle(name)
         prompt = GenerateRequest(
-            checked_rid(body.rid) if body.rid is not None else new_id(), grown(session, tuple(new)), parameters, logprobs=body.return_logprob,
-            top_logprobs=body.top_logprobs_num, priority=body.priority, cache_salt=session.cache_salt, deadline=service.deadline(body.deadline))
+            checked_rid(body.rid) if body.rid is not None else new_id(),
+            grown(session, tuple(new)),
+            parameters,
+            logprobs=body.return_logprob,
+            top_logprobs=body.top_logprobs_num,
+            priority=body.priority,
+            cache_salt=session.cache_salt,
+            deadline=service.deadline(body.deadline),
+        )
         request.scope["ramet.log"] |= {"rid": prompt.rid, "session": name}
         if body.stream:
             return EventStream(_streamed(service, session, prompt, body), stall=service.config.stall_timeout)
@@ -181,8 +191,12 @@ def routes(service: Service) -> APIRouter:
         session = sessions.get(name)
         if len(sessions) + body.n > sessions.most:
             raise HttpError(503, f"{sessions.most} sessions may be open; {len(sessions)} are", code="too_many_sessions")
-        return Json({"session_ids": [sessions.open(session.ids, session.cache_salt, session.ttl) for _ in range(body.n)],
-                     "tokens": len(session.ids)})
+        return Json(
+            {
+                "session_ids": [sessions.open(session.ids, session.cache_salt, session.ttl) for _ in range(body.n)],
+                "tokens": len(session.ids),
+            }
+        )
 
     @router.post("/session/{name}/rewind", openapi_extra=wire.schema(RewindBody))
     async def rewind(name: str, request: Request) -> Response:
@@ -224,7 +238,7 @@ async def _whole(service: Service, session: Session, request: GenerateRequest, b
         return results if len(results) > 1 else results[0]
 
 
-async def _streamed(service: Service, session: Session, request: GenerateRequest, body: SessionGenerateBody) -> AsyncIterator[bytes]:
+async def _streamed(service: Service, session: Session, request: GenerateRequest, body: SessionGenerateBody) -> AsyncGenerator[bytes, None]:
     async def done(outputs: list[Output]) -> None:
         if body.keep:
             _keep(service, session, request, outputs[0])
@@ -238,4 +252,4 @@ async def _streamed(service: Service, session: Session, request: GenerateRequest
 
 
 def _keep(service: Service, session: Session, request: GenerateRequest, output: Output) -> None:
-    session.ids = tuple(request.prompt) + tuple(state_ids(service.tokenizer, output))  # type: ignore[arg-type]
+    session.ids = (*request.prompt, *state_ids(service.tokenizer, output))  # type: ignore[assignment]  # ids, not text

@@ -1,4 +1,5 @@
 """Starts the engine process, watches it, and says so when it dies: within seconds, whether it was killed, stopped or stuck."""
+
 from __future__ import annotations
 
 import asyncio
@@ -7,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -24,7 +26,9 @@ log = logging.getLogger("ramet.supervisor")
 class Supervisor:
     """One worker at a time. `on_end` is called with a sentence when it died and is not started again."""
 
-    def __init__(self, client: EngineClient, spec: Callable[[ipc.Endpoints], Spec], *, restarts: int, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: EngineClient, spec: Callable[[ipc.Endpoints], Spec], *, restarts: int, on_end: Callable[[str], None]
+    ) -> None:
         self.client = client
         self.make_spec = spec
         self.restarts = restarts
@@ -55,12 +59,14 @@ class Supervisor:
         started = await self.client.attach(self._endpoints)
         environment = {name: value for name, value in os.environ.items() if name != "RAMET_API_KEY"}
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ramet.runtime.server.worker", stdin=asyncio.subprocess.PIPE, stdout=2, env=environment)
+            sys.executable, "-m", "ramet.runtime.server.worker", stdin=asyncio.subprocess.PIPE, stdout=2, env=environment
+        )
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(self.make_spec(self._endpoints)) + b"\n")
         exited = asyncio.ensure_future(self.process.wait())
+        either: list[asyncio.Future[Any]] = [started, exited]
         try:
-            await asyncio.wait({started, exited}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not started.done():
                 await asyncio.wait({started}, timeout=0.2)  # its last words may still be on their way
             if not started.done():

@@ -4,10 +4,11 @@ A turn with tools is a small program on the engine: free text until the model op
 required), a choice among the functions' names, JSON by the chosen function's own schema, then another call or the end.
 Each step's prompt is the one before with its own output, so the tree holds all of it and nothing is computed twice.
 """
+
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,13 +82,13 @@ class Turn:
         self.request = request
         self.tools = tools
         self.index = index
-        self.ids = list(request.prompt)
+        self.ids: list[int] = [*request.prompt]  # type: ignore[list-item]  # chats come as ids
         self.left = request.params.max_new_tokens
         self.steps = 0
         self.usage: Usage | None = None
         self.timings = Timings()
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Raises the request's error; one that only a later step meets, for want of tokens, is the end by "length"."""
         output = Output()
         if not self.tools.must:
@@ -115,7 +116,7 @@ class Turn:
             return
         yield [self._end(FinishReason("stop", "tool_calls"))]
 
-    async def _free(self, output: Output) -> AsyncIterator[Delta]:
+    async def _free(self, output: Output) -> AsyncGenerator[Delta, None]:
         """Text until the model opens a call, or ends; the text goes out as it comes."""
         params = self.request.params
         shown = Shown(self.service.tokenizer)
@@ -124,7 +125,7 @@ class Turn:
             async for chunk in chunks:
                 yield Delta(self.index, chunk.text, shown.push(chunk) if request.logprobs else [], tokens=len(chunk.token_ids))
 
-    async def _call(self, number: int) -> AsyncIterator[Delta]:
+    async def _call(self, number: int) -> AsyncGenerator[Delta, None]:
         heads = {json.dumps({"name": name})[:-1] + ', "arguments": ': name for name in self.tools.schemas}
         if len(heads) == 1:
             head = next(iter(heads))
@@ -156,7 +157,7 @@ class Turn:
         self.ids += state_ids(self.service.tokenizer, output)
         return output
 
-    async def _stream(self, request: GenerateRequest, output: Output) -> AsyncIterator[Any]:
+    async def _stream(self, request: GenerateRequest, output: Output) -> AsyncGenerator[Any, None]:
         """Runs one step of the program, counting what it used."""
         async with aclosing(self.service.client.stream(request)) as stream:
             async for chunks in stream:
@@ -169,17 +170,32 @@ class Turn:
             self.usage, self.timings = used, output.timings
         else:
             before = self.usage
-            self.usage = replace(before, completion_tokens=before.completion_tokens + used.completion_tokens,
-                                 forced_tokens=before.forced_tokens + used.forced_tokens, retractions=before.retractions + used.retractions)
+            self.usage = replace(
+                before,
+                completion_tokens=before.completion_tokens + used.completion_tokens,
+                forced_tokens=before.forced_tokens + used.forced_tokens,
+                retractions=before.retractions + used.retractions,
+            )
             self.timings = replace(self.timings, e2e=self.timings.e2e + output.timings.e2e)
 
     def _next(self, constraint: Constraint, finish: Any = "required") -> GenerateRequest:
         """The next constrained step: the draw as the client asked for it, without stops and with what is left of its tokens."""
         self.steps += 1
-        params = replace(self.request.params, n=1, max_new_tokens=max(self.left, 0), min_new_tokens=0, stop=(), stop_regex=(),
-                         stop_token_ids=(), ignore_eos=False, constraint=constraint, finish=finish)
-        return replace(self.request, rid=f"{self.request.rid}.{self.steps}", prompt=tuple(self.ids), params=params, logprobs=False,
-                       top_logprobs=0)
+        params = replace(
+            self.request.params,
+            n=1,
+            max_new_tokens=max(self.left, 0),
+            min_new_tokens=0,
+            stop=(),
+            stop_regex=(),
+            stop_token_ids=(),
+            ignore_eos=False,
+            constraint=constraint,
+            finish=finish,
+        )
+        return replace(
+            self.request, rid=f"{self.request.rid}.{self.steps}", prompt=tuple(self.ids), params=params, logprobs=False, top_logprobs=0
+        )
 
     def _literal(self, text: str) -> None:
         self.ids += self.service.tokenizer.encode(text, add_special=False)
@@ -191,6 +207,16 @@ class Turn:
 def turns(service: Service, request: GenerateRequest, tools: ToolPlan) -> Sequence[Turn]:
     """One turn for each of the n choices, each with a seed of its own."""
     n, seed = request.params.n, request.params.seed
-    return [Turn(service, replace(request, rid=request.rid if n == 1 else f"{request.rid}-{i}",
-                                  params=replace(request.params, seed=None if seed is None else seed + i)), tools, i)
-            for i in range(n)]
+    return [
+        Turn(
+            service,
+            replace(
+                request,
+                rid=request.rid if n == 1 else f"{request.rid}-{i}",
+                params=replace(request.params, seed=None if seed is None else seed + i),
+            ),
+            tools,
+            i,
+        )
+        for i in range(n)
+    ]

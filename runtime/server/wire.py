@@ -1,4 +1,5 @@
 """Bodies: from bytes to a checked model, or a RequestError that names the field."""
+
 from __future__ import annotations
 
 import asyncio
@@ -83,7 +84,7 @@ def _path(parts: tuple[int | str, ...], data: Any, *, missing: bool) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
             data = data[part] if isinstance(data, list) and part < len(data) else None
-        elif isinstance(data, dict) and (part in data or missing and place == len(parts) - 1):
+        elif isinstance(data, dict) and (part in data or (missing and place == len(parts) - 1)):
             path += f".{part}" if path else part
             data = data.get(part)
     return path

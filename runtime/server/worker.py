@@ -1,9 +1,10 @@
 """The engine process: `python -m ramet.runtime.server.worker`, started by the HTTP process with a `Spec` on its stdin.
 
 Threads: the main one reads frames; two small lanes run `submit` (encoding, and compiling grammars, apart, so that a slow
-grammar never holds up a plain prompt); the engine steps on its own thread; one thread sends; one beats; one reads the engine's numbers; one waits for the end
-of stdin, which is the parent's death, and leaves then, so that no worker is ever orphaned.
+grammar never holds up a plain prompt); the engine steps on its own thread; one thread sends; one beats; one reads the
+engine's numbers; one waits for the end of stdin, which is the parent's death, and leaves then: no worker is ever orphaned.
 """
+
 from __future__ import annotations
 
 import logging

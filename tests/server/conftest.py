@@ -1,7 +1,9 @@
 """Each test file that only asks questions shares one server; those that break theirs start their own."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest

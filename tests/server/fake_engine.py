@@ -3,6 +3,7 @@
 The last `say:TEXT` (up to a `;` or the end of a line) is the answer, byte by byte; without one, letters drawn from
 (seed, index, position). A constraint is answered by its simplest instance. `slow:SECONDS` waits between tokens.
 """
+
 from __future__ import annotations
 
 import json
@@ -14,13 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.errors import (
-    CancelledError, ConstraintError, DeadlineError, EngineClosedError, ModelNotFoundError, QueueFullError, RequestError)
-from ramet.runtime.protocol import (
-    Chunk, Constraint, FinishReason, GenerateRequest, ScoreRequest, Scores, Timings, TokenLogprob, Usage)
+    CancelledError,
+    ConstraintError,
+    DeadlineError,
+    EngineClosedError,
+    ModelNotFoundError,
+    QueueFullError,
+    RequestError,
+)
+from ramet.runtime.protocol import Chunk, Constraint, FinishReason, GenerateRequest, ScoreRequest, Scores, Timings, TokenLogprob, Usage
 from ramet.runtime.validate import Limits, check_prompt, validate
 
 BOS, EOS, VOCAB = 256, 257, 260
@@ -33,7 +40,7 @@ class ByteTokenizer:
     bos_id = BOS
     eos_ids = frozenset({EOS})
     chat_template = "{{ messages }}"
-    special = {BOS: "<s>", EOS: "</s>", 258: "<|im_start|>", 259: "<|im_end|>"}
+    special: ClassVar[dict[int, str]] = {BOS: "<s>", EOS: "</s>", 258: "<|im_start|>", 259: "<|im_end|>"}
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         ids = list(text.encode())
@@ -48,8 +55,15 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.special.get(token_id) or self.token_bytes(token_id).decode("utf-8", "replace")
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, continue_final_message: bool = False,
-                    template: str | None = None, **variables: Any) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
         if any(m["role"] == "system" for m in messages[1:]):
             raise RequestError("the chat template refuses these messages: system comes first", field="messages")
         text = "".join(f"[{m['role']}]{m['content']}\n" for m in messages)
@@ -134,18 +148,36 @@ class FakeLoop:
         return {"model_path": self.config.model_path, "context_length": self.limits.context_length, "vocab_size": VOCAB, "pid": os.getpid()}
 
     def tree(self, depth: int = 64, min_tokens: int = 1) -> dict[str, Any]:
-        children = [{"tokens": len(ids), "text": self.tokenizer.decode(ids), "hits": 1, "refs": 0, "last_used": 0, "children": []}
-                    for _, ids in sorted(self.seen)]
-        root = {"salted": False, "tokens": 0, "text": "", "hits": 0, "refs": 0, "last_used": 0,
-                "children": [c for c in children if c["tokens"] >= min_tokens] if depth else []}
+        children = [
+            {"tokens": len(ids), "text": self.tokenizer.decode(ids), "hits": 1, "refs": 0, "last_used": 0, "children": []}
+            for _, ids in sorted(self.seen)
+        ]
+        root = {
+            "salted": False,
+            "tokens": 0,
+            "text": "",
+            "hits": 0,
+            "refs": 0,
+            "last_used": 0,
+            "children": [c for c in children if c["tokens"] >= min_tokens] if depth else [],
+        }
         return {"size": sum(c["tokens"] for c in children), "roots": [root]}
 
     def stats(self) -> dict[str, Any]:
         if self.dead:
             raise self.dead
         slots = self.limits.slots
-        return {"running": len(self.live), "waiting": 0, "steps": 1, "computed_tokens": 1, "tree_nodes": len(self.seen), "evicted_tokens": 0,
-                "retractions": 0, "pool": {"slots": slots, "free": slots, "cached": 0, "evictable": 0}, "requests": []}
+        return {
+            "running": len(self.live),
+            "waiting": 0,
+            "steps": 1,
+            "computed_tokens": 1,
+            "tree_nodes": len(self.seen),
+            "evicted_tokens": 0,
+            "retractions": 0,
+            "pool": {"slots": slots, "free": slots, "cached": 0, "evictable": 0},
+            "requests": [],
+        }
 
     def close(self) -> None:
         for stop in list(self.live.values()):
@@ -175,7 +207,7 @@ class _Output:
         cached = len(self.ids) - 1 if key in self.loop.seen else 0
         self.loop.seen.add(key)
         script = [*self.script.encode(), EOS][: request.params.max_new_tokens]
-        shown, held, sent, first, finish = b"", b"", 0, 0.0, None
+        shown, held, first, finish = b"", b"", 0.0, None
         for place, token in enumerate(script):
             if self.gap:
                 stop.wait(self.gap)
@@ -198,8 +230,9 @@ class _Output:
                 finish = FinishReason("length")
             text, held = self._release(held, final=finish is not None)
             shown += text.encode()
-            sent += 1
-            sink(self._chunk(place, token, text, finish, Usage(len(self.ids), cached, sent, 0), Timings(0.0, first - started, 0.0, 0.0)))
+            sink(
+                self._chunk(place, token, text, finish, Usage(len(self.ids), cached, place + 1, 0), Timings(0.0, first - started, 0.0, 0.0))
+            )
             if finish is not None:
                 return
         if finish is None:
@@ -210,7 +243,9 @@ class _Output:
         """The text that can be shown, and the bytes that may still become a stop string or a character."""
         if final:
             return held.decode("utf-8", "replace"), b""
-        longest = max((n for word in self.request.params.stop for n in range(1, len(word.encode())) if held.endswith(word.encode()[:n])), default=0)
+        longest = max(
+            (n for word in self.request.params.stop for n in range(1, len(word.encode())) if held.endswith(word.encode()[:n])), default=0
+        )
         ready, kept = (held[:-longest], held[-longest:]) if longest else (held, b"")
         text = ready.decode("utf-8", "ignore")
         return text, ready[len(text.encode()) :] + kept
@@ -222,8 +257,15 @@ class _Output:
             top = tuple(((token + k) % VOCAB, -0.5 - k) for k in range(request.top_logprobs))
             return TokenLogprob(token, -0.5, top)
 
-        chunk = Chunk(request.rid, self.index, text, () if token is None else (token,), finish=finish,
-                      usage=usage if finish else None, timings=timings if finish else None)
+        chunk = Chunk(
+            request.rid,
+            self.index,
+            text,
+            () if token is None else (token,),
+            finish=finish,
+            usage=usage if finish else None,
+            timings=timings if finish else None,
+        )
         if request.logprobs and token is not None:
             chunk = replace(chunk, logprobs=(logprob(token),))
         if request.logprobs and request.logprob_start >= 0 and place == 0 and self.index == 0:
@@ -259,7 +301,7 @@ def _value(schema: Any) -> Any:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
-    if "$ref" in schema or "pattern" in schema and re.compile(schema["pattern"]) is None:
+    if "$ref" in schema or ("pattern" in schema and re.compile(schema["pattern"]) is None):
         raise ValueError("$ref is not known to the fake engine")
     kinds: dict[Any, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True, "null": None, "array": []}
     kind = schema.get("type", "object")

@@ -1,4 +1,5 @@
 """The snippets of docs/server.md run as they are written, against a server on another port."""
+
 from __future__ import annotations
 
 import re
@@ -8,9 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from serving import Served
-
 from ramet.runtime.server import options
+from serving import Served
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 SNIPPETS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)

@@ -1,4 +1,5 @@
 """Frames: what goes in comes out, and what does not fit is dropped, never obeyed."""
+
 from __future__ import annotations
 
 import os
@@ -11,23 +12,38 @@ import hypothesis.strategies as st
 import pytest
 import zmq
 from hypothesis import given, settings
-
 from ramet.runtime import errors
 from ramet.runtime.protocol import Chunk, Constraint, FinishReason, GenerateRequest, SamplingParams, Timings, TokenLogprob, Usage
 from ramet.runtime.server import ipc
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-logprobs = st.builds(TokenLogprob, st.integers(0, 9), st.none() | numbers, st.lists(st.tuples(st.integers(0, 9), numbers), max_size=2).map(tuple))
+logprobs = st.builds(
+    TokenLogprob, st.integers(0, 9), st.none() | numbers, st.lists(st.tuples(st.integers(0, 9), numbers), max_size=2).map(tuple)
+)
 params = st.builds(
-    SamplingParams, max_new_tokens=st.integers(0, 99), temperature=numbers, logit_bias=st.dictionaries(st.integers(0, 9), numbers, max_size=3),
-    seed=st.none() | st.integers(-(2**63), 2**63 - 1), n=st.integers(1, 9), stop=st.lists(st.text(), max_size=2).map(tuple),
-    constraint=st.none() | st.builds(Constraint, st.sampled_from(["regex", "choice", "json_schema"]), st.text()))
+    SamplingParams,
+    max_new_tokens=st.integers(0, 99),
+    temperature=numbers,
+    logit_bias=st.dictionaries(st.integers(0, 9), numbers, max_size=3),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    n=st.integers(1, 9),
+    stop=st.lists(st.text(), max_size=2).map(tuple),
+    constraint=st.none() | st.builds(Constraint, st.sampled_from(["regex", "choice", "json_schema"]), st.text()),
+)
 requests = st.builds(GenerateRequest, st.text(), st.text() | ids, params, logprobs=st.booleans(), deadline=st.none() | numbers)
 chunks = st.builds(
-    Chunk, st.text(), st.integers(0, 9), st.text(), ids, st.lists(logprobs, max_size=2).map(tuple),
+    Chunk,
+    st.text(),
+    st.integers(0, 9),
+    st.text(),
+    ids,
+    forced=st.lists(st.booleans(), max_size=3).map(tuple),
+    logprobs=st.lists(logprobs, max_size=2).map(tuple),
     finish=st.none() | st.builds(FinishReason, st.sampled_from(["stop", "length", "abort"]), st.none() | st.text() | st.integers(0, 9)),
-    usage=st.none() | st.builds(Usage, st.integers(0, 9)), timings=st.none() | st.builds(Timings, numbers))
+    usage=st.none() | st.builds(Usage, st.integers(0, 9)),
+    timings=st.none() | st.builds(Timings, numbers),
+)
 
 
 @given(requests)
@@ -43,10 +59,18 @@ def test_chunks_survive(items):
     assert ipc.Reader(ipc.ToServer).read([ipc.encode(ipc.Chunks(items))]).items == items
 
 
-@pytest.mark.parametrize("error", [
-    errors.RequestError("no", field="stop"), errors.ConstraintError("no", field="regex"), errors.QueueFullError("full", retry_after=2.5),
-    errors.EngineClosedError("died"), errors.DeadlineError("late"), errors.UnsupportedError("never", field="x"),
-    errors.BackendError("far", status=502)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.RequestError("no", field="stop"),
+        errors.ConstraintError("no", field="regex"),
+        errors.QueueFullError("full", retry_after=2.5),
+        errors.EngineClosedError("died"),
+        errors.DeadlineError("late"),
+        errors.UnsupportedError("never", field="x"),
+        errors.BackendError("far", status=502),
+    ],
+)
 def test_errors_keep_their_type(error):
     chunk = ipc.Reader(ipc.ToServer).read([ipc.encode(ipc.Chunks([Chunk("a", error=error)]))]).items[0]
     assert type(chunk.error) is type(error) and str(chunk.error) == str(error) and vars(chunk.error) == vars(error)

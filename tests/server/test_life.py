@@ -1,4 +1,5 @@
 """How a server starts and ends, and what its clients see when the engine dies."""
+
 from __future__ import annotations
 
 import os
@@ -61,7 +62,7 @@ def test_every_client_learns_of_the_engines_death(serve, number):
             wait_for(lambda: len(over) == 6, 6)
         assert max(end for _, _, end in over) - began < 5.5
         for status, last, _ in over:
-            assert status == 503 or status == 200 and '"engine_unavailable"' in last
+            assert status == 503 or (status == 200 and '"engine_unavailable"' in last)
         wait_for(lambda: client.get("/health").status_code == 200, 20, lambda: server.log)
         assert client.post("/generate", json={"text": "say:back"}).json()["text"] == "back"
         assert not alive(worker) and server.worker_pid() != worker
@@ -79,7 +80,9 @@ def test_an_engine_that_dies_inside_its_process(serve):
 def test_sigterm_drains(serve):
     server = serve("--model-path", "fake")
     answers = []
-    ask = threading.Thread(target=lambda: answers.append(httpx.post(server.url + "/generate", json={"text": "slow:0.1;say:" + "x" * 15}, timeout=30)))
+    ask = threading.Thread(
+        target=lambda: answers.append(httpx.post(server.url + "/generate", json={"text": "slow:0.1;say:" + "x" * 15}, timeout=30))
+    )
     with server.client() as client:
         ask.start()
         wait_for(lambda: client.get("/loads").json()["open_requests"] == 1)
@@ -121,8 +124,9 @@ def test_a_port_in_use(serve):
         server = serve("--model-path", "fake", "--port", str(port))
         assert server.process.wait(30) == 1
         server._reader.join(5)
-        assert [line for line in server.log.splitlines()] == [
-            f"ramet serve: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host"]
+        assert server.log.splitlines() == [
+            f"ramet serve: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host"
+        ]
 
 
 @pytest.mark.parametrize("options", [["--port", "99999"], ["--log-level", "loud"], ["--trust-remote-code"], ["--max-n", "0"]])
@@ -142,7 +146,9 @@ def test_a_full_queue(serve):
     server = serve("--model-path", "fake", "--max-running-requests", "1", "--max-queued-requests", "1")
     with server.client() as client, crowd(server, streams=2, plain=0):
         response = client.post("/generate", json={"text": "a"})
-        assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1 and response.json()["error"]["code"] == "queue_full"
+        assert (
+            response.status_code == 503 and int(response.headers["retry-after"]) >= 1 and response.json()["error"]["code"] == "queue_full"
+        )
         assert client.get("/health").status_code == 200
         client.post("/abort_request", json={"abort_all": True})
 

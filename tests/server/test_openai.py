@@ -1,4 +1,5 @@
 """The OpenAI family through OpenAI's own client, and the rows of faults that other servers had in it."""
+
 from __future__ import annotations
 
 import json
@@ -35,7 +36,9 @@ def test_create(client):
 def test_a_stream_equals_its_twin(client):
     text = "né 漢字 🧑‍🚀🫠 ok"
     whole = client.chat.completions.create(model="fake", messages=user("say:" + text)).choices[0]
-    chunks = list(client.chat.completions.create(model="fake", messages=user("say:" + text), stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(model="fake", messages=user("say:" + text), stream=True, stream_options={"include_usage": True})
+    )
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
     assert "".join(pieces) == whole.message.content == text
@@ -52,9 +55,16 @@ def test_a_cut_inside_a_character(client):
     assert "".join(c.choices[0].delta.content or "" for c in stream) == "n\ufffd"
 
 
-@pytest.mark.parametrize("stop, want, finish", [
-    (["ENDING"], "alpha END-beta\nEN ", "stop"), (["ENDING", "\n"], "alpha END-beta", "stop"),
-    (["\nX"], "alpha END-beta\nEN ENDING gamma", "stop"), ("alpha", "", "stop"), (["user"], "alpha END-beta\nEN ENDING gamma", "stop")])
+@pytest.mark.parametrize(
+    "stop, want, finish",
+    [
+        (["ENDING"], "alpha END-beta\nEN ", "stop"),
+        (["ENDING", "\n"], "alpha END-beta", "stop"),
+        (["\nX"], "alpha END-beta\nEN ENDING gamma", "stop"),
+        ("alpha", "", "stop"),
+        (["user"], "alpha END-beta\nEN ENDING gamma", "stop"),
+    ],
+)
 def test_stop(client, stop, want, finish):
     ask = {"model": "fake", "messages": user(r"say:alpha END-beta\nEN ENDING gamma"), "stop": stop}
     got = client.chat.completions.create(**ask).choices[0]
@@ -106,9 +116,17 @@ def test_parse(client):
     assert got.choices[0].message.parsed == Verdict(note="x", score=1, kind="good")
 
 
-@pytest.mark.parametrize("extra, want", [
-    ({"regex": "abc"}, "abc"), ({"choice": ["yes", "no"]}, "yes"), ({"json_schema": {"const": 5}}, "5"), ({"min_p": 0.1, "top_k": 5}, "hi"),
-    ({"priority": 3, "cache_salt": "s", "deadline": 20}, "hi"), ({"chat_template_kwargs": {"a": 1}}, "hi")])
+@pytest.mark.parametrize(
+    "extra, want",
+    [
+        ({"regex": "abc"}, "abc"),
+        ({"choice": ["yes", "no"]}, "yes"),
+        ({"json_schema": {"const": 5}}, "5"),
+        ({"min_p": 0.1, "top_k": 5}, "hi"),
+        ({"priority": 3, "cache_salt": "s", "deadline": 20}, "hi"),
+        ({"chat_template_kwargs": {"a": 1}}, "hi"),
+    ],
+)
 def test_extensions(client, extra, want):
     got = client.chat.completions.create(model="fake", messages=user("say:hi"), extra_body=extra)
     assert got.choices[0].message.content == want
@@ -116,10 +134,16 @@ def test_extensions(client, extra, want):
 
 def test_message_shapes(client):
     tools = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    got = client.chat.completions.create(model="fake", messages=[
-        {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
-        {"role": "user", "content": "call"}, {"role": "assistant", "content": None, "tool_calls": [tools]},
-        {"role": "tool", "tool_call_id": "c1", "content": "42"}, {"role": "user", "content": "say:done"}])
+    got = client.chat.completions.create(
+        model="fake",
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
+            {"role": "user", "content": "call"},
+            {"role": "assistant", "content": None, "tool_calls": [tools]},
+            {"role": "tool", "tool_call_id": "c1", "content": "42"},
+            {"role": "user", "content": "say:done"},
+        ],
+    )
     assert got.choices[0].message.content == "done"
 
 
@@ -133,12 +157,23 @@ def test_continue_final_message(client, http):
 
 # ---- tools
 
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    },
+}
 TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
-@pytest.mark.parametrize("choice, name", [("required", "get_weather"), ({"type": "function", "function": {"name": "get_time"}}, "get_time")])
+@pytest.mark.parametrize(
+    "choice, name", [("required", "get_weather"), ({"type": "function", "function": {"name": "get_time"}}, "get_time")]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_forced_calls(client, choice, name, stream):
     ask = {"model": "fake", "messages": user("weather?"), "tools": [WEATHER, TIME], "tool_choice": choice}
@@ -174,7 +209,11 @@ def test_auto_calls_when_the_model_opens_one(client, stream):
         text = "".join(c.choices[0].delta.content or "" for c in chunks)
     else:
         got = client.chat.completions.create(**ask).choices[0]
-        calls, finish, text = [(c.id, c.function.name, c.function.arguments) for c in got.message.tool_calls], got.finish_reason, got.message.content
+        calls, finish, text = (
+            [(c.id, c.function.name, c.function.arguments) for c in got.message.tool_calls],
+            got.finish_reason,
+            got.message.content,
+        )
     assert finish == "tool_calls" and text == "Let me see. " and json.loads(calls[0][2]) == {"city": "x", "days": 1}
 
 
@@ -194,15 +233,30 @@ def test_n_turns_with_tools(client):
     assert [json.loads(c.message.tool_calls[0].function.arguments)["days"] for c in got.choices] == [1, 1]
 
 
-@pytest.mark.parametrize("change, param", [
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "strng"}}}}}]},
-     "tools[0].function.parameters"),
-    ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools[0].function.name"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
-    ({"tools": [], "tool_choice": "required"}, "tool_choice"), ({"tools": [WEATHER, WEATHER]}, "tools"),
-    ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),
-    ({"parallel_tool_calls": True}, "parallel_tool_calls"), ({"functions": [{"name": "f"}]}, "functions")])
+@pytest.mark.parametrize(
+    "change, param",
+    [
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "strng"}}}},
+                    }
+                ]
+            },
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools[0].function.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+    ],
+)
 def test_wrong_tools(http, change, param):
     refused(http.post("/v1/chat/completions", json={"messages": user("q")} | change), param)
 
@@ -281,9 +335,15 @@ def test_responses_tools_and_stream(client):
     tool = {"type": "function", **WEATHER["function"]}
     got = client.responses.create(model="fake", input="q", tools=[tool], tool_choice="required")
     assert got.output[0].type == "function_call" and json.loads(got.output[0].arguments) == {"city": "x", "days": 1}
-    again = client.responses.create(model="fake", tools=[tool], input=[
-        {"role": "user", "content": "q"}, got.output[0].model_dump(exclude={"id", "status"}, exclude_none=True),
-        {"type": "function_call_output", "call_id": got.output[0].call_id, "output": "say:rain"}])
+    again = client.responses.create(
+        model="fake",
+        tools=[tool],
+        input=[
+            {"role": "user", "content": "q"},
+            got.output[0].model_dump(exclude={"id", "status"}, exclude_none=True),
+            {"type": "function_call_output", "call_id": got.output[0].call_id, "output": "say:rain"},
+        ],
+    )
     assert again.output_text == "rain"
     with client.responses.stream(model="fake", input="say:hé <tool_call>", tools=[tool]) as stream:
         kinds = [event.type for event in stream]
@@ -293,11 +353,19 @@ def test_responses_tools_and_stream(client):
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2
 
 
-@pytest.mark.parametrize("change, param", [
-    ({"store": True}, "store"), ({"previous_response_id": "r"}, "previous_response_id"), ({"input": []}, "input"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1:1/"}]}]}, "input[0].content[0]"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, None), ({"nonsense": 1}, "nonsense")])
+@pytest.mark.parametrize(
+    "change, param",
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1:1/"}]}]}, "input[0].content[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, None),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
 def test_wrong_responses(http, change, param):
     response = http.post("/v1/responses", json={"input": "x"} | change)
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
@@ -315,10 +383,29 @@ def refused(response: httpx.Response, param: str | None, status: int = 400) -> N
 
 
 OK_FORMATS = [None, {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}]
-BAD_SCHEMAS = [{"type": "strng"}, {"type": ["string", 5]}, {"properties": []}, {"required": "a"}, {"type": "string", "pattern": "("},
-               {"type": "string", "enum": {}}, False, [], "x", 5, None]
-BAD_FORMATS = [{"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}, {"type": "xml"}, {}, "json", 5,
-               {"type": "json_object", "schema": {}}, *({"type": "json_schema", "json_schema": {"name": "x", "schema": s}} for s in BAD_SCHEMAS)]
+BAD_SCHEMAS = [
+    {"type": "strng"},
+    {"type": ["string", 5]},
+    {"properties": []},
+    {"required": "a"},
+    {"type": "string", "pattern": "("},
+    {"type": "string", "enum": {}},
+    False,
+    [],
+    "x",
+    5,
+    None,
+]
+BAD_FORMATS = [
+    {"type": "json_schema"},
+    {"type": "json_schema", "json_schema": {"name": "x"}},
+    {"type": "xml"},
+    {},
+    "json",
+    5,
+    {"type": "json_object", "schema": {}},
+    *({"type": "json_schema", "json_schema": {"name": "x", "schema": s}} for s in BAD_SCHEMAS),
+]
 
 
 @pytest.mark.parametrize("form", OK_FORMATS, ids=str)
@@ -335,13 +422,50 @@ def test_wrong_formats(http, form, path):
 
 
 CHAT_REFUSED = [
-    ("logit_bias", {"999999": 5}), ("logit_bias", {"-1": 5}), ("logit_bias", {"abc": 1}), ("logit_bias", {"5": 1000}), ("logit_bias", {"5": None}),
-    ("top_logprobs", 21), ("top_logprobs", -1), ("top_logprobs", 10**9), ("top_logprobs", 2), ("n", 0), ("n", -1), ("n", 5_000_000),
-    ("temperature", -1), ("temperature", 3), ("temperature", "hot"), ("top_p", -0.1), ("top_p", 1.5), ("top_k", -5), ("top_k", 0),
-    ("max_tokens", -1), ("max_tokens", 2.5), ("max_tokens", "x"), ("stop", list("abcde")), ("stop", [""]), ("stop", [1]), ("seed", 2**70),
-    ("seed", 1.5), ("presence_penalty", 5), ("messages", []), ("model", ""), ("stream_options", {"include_usage": True}), ("regex", "("),
-    ("stop_regex", "("), ("lora_path", "x"), ("nonsense", 1), ("rid", ""), ("deadline", 0), ("chat_template", "{{ 1 }}"), ("store", True),
-    ("messages", [{"role": "king", "content": "x"}]), ("best_of", 2), ("min_tokens", -1), ("stop_token_ids", [10**9])]
+    ("logit_bias", {"999999": 5}),
+    ("logit_bias", {"-1": 5}),
+    ("logit_bias", {"abc": 1}),
+    ("logit_bias", {"5": 1000}),
+    ("logit_bias", {"5": None}),
+    ("top_logprobs", 21),
+    ("top_logprobs", -1),
+    ("top_logprobs", 10**9),
+    ("top_logprobs", 2),
+    ("n", 0),
+    ("n", -1),
+    ("n", 5_000_000),
+    ("temperature", -1),
+    ("temperature", 3),
+    ("temperature", "hot"),
+    ("top_p", -0.1),
+    ("top_p", 1.5),
+    ("top_k", -5),
+    ("top_k", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2.5),
+    ("max_tokens", "x"),
+    ("stop", list("abcde")),
+    ("stop", [""]),
+    ("stop", [1]),
+    ("seed", 2**70),
+    ("seed", 1.5),
+    ("presence_penalty", 5),
+    ("messages", []),
+    ("model", ""),
+    ("stream_options", {"include_usage": True}),
+    ("regex", "("),
+    ("stop_regex", "("),
+    ("lora_path", "x"),
+    ("nonsense", 1),
+    ("rid", ""),
+    ("deadline", 0),
+    ("chat_template", "{{ 1 }}"),
+    ("store", True),
+    ("messages", [{"role": "king", "content": "x"}]),
+    ("best_of", 2),
+    ("min_tokens", -1),
+    ("stop_token_ids", [10**9]),
+]
 
 
 @pytest.mark.parametrize("name, value", CHAT_REFUSED, ids=str)
@@ -358,21 +482,48 @@ def test_out_of_range_elsewhere(http):
         response = http.post("/v1/completions", json={"prompt": prompt})
         assert response.status_code == 400 and response.json()["error"]["param"].startswith("prompt"), response.text
     assert http.post("/v1/completions", json={"prompt": "x", "logprobs": 6}).json()["error"]["param"] == "logprobs"
-    for body in (b"[]", b"{", b"\xff\xfe", b'{"messages": [{"role": "user", "content": "\xff"}]}', b"", b'"x"', b'{"temperature": 1e999}', b"[" * 100_000):
+    for body in (
+        b"[]",
+        b"{",
+        b"\xff\xfe",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b"",
+        b'"x"',
+        b'{"temperature": 1e999}',
+        b"[" * 100_000,
+    ):
         response = http.post("/v1/chat/completions", content=body)
         assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error", response.text
 
 
-@pytest.mark.parametrize("extra", [
-    {"logit_bias": {}}, {"stop": []}, {"stop": None}, {"logprobs": True, "top_logprobs": 0}, {"temperature": 0}, {"user": "me"}, {"top_p": 0},
-    {"metadata": {"a": "b"}, "store": False, "service_tier": "auto"}, {"n": None, "seed": None, "tools": None}], ids=str)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"logit_bias": {}},
+        {"stop": []},
+        {"stop": None},
+        {"logprobs": True, "top_logprobs": 0},
+        {"temperature": 0},
+        {"user": "me"},
+        {"top_p": 0},
+        {"metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"n": None, "seed": None, "tools": None},
+    ],
+    ids=str,
+)
 def test_fine(http, extra):
     assert http.post("/v1/chat/completions", json={"messages": user("say:hi")} | extra).json()["choices"][0]["message"]["content"] == "hi"
 
 
-@pytest.mark.parametrize("part", [
-    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}, {"type": "image_url", "image_url": {"url": "file:///etc/hostname"}},
-    {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}, {"type": "text"}])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}},
+        {"type": "image_url", "image_url": {"url": "file:///etc/hostname"}},
+        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+        {"type": "text"},
+    ],
+)
 def test_media_is_refused_before_any_fetch(http, part):
     response = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [part]}]})
     assert response.status_code == 400 and response.json()["error"]["param"].startswith("messages[0].content[0]"), response.text

@@ -1,13 +1,13 @@
 """Options: the same from the command line, a variable or a file, in that order; every one named in the help, none ignored."""
+
 from __future__ import annotations
 
 import pytest
 import typer
-from typer.testing import CliRunner
-
 from ramet.runtime.config import EngineConfig, ServerConfig
 from ramet.runtime.errors import ConfigError
 from ramet.runtime.server import launch, options
+from typer.testing import CliRunner
 
 
 @pytest.fixture
@@ -42,7 +42,12 @@ def test_the_order_of_precedence(run, tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text('port = 1\nmax-n = 2\ncors_origins = ["https://a.example", "https://b.example"]\njump_forward = false\n')
     config, _ = run("--config", str(file), "--port", "3", RAMET_PORT="2", RAMET_MAX_N="5")
-    assert (config.port, config.max_n, config.cors_origins, config.engine.jump_forward) == (3, 5, ("https://a.example", "https://b.example"), False)
+    assert (config.port, config.max_n, config.cors_origins, config.engine.jump_forward) == (
+        3,
+        5,
+        ("https://a.example", "https://b.example"),
+        False,
+    )
     config, _ = run(RAMET_CONFIG=str(file), RAMET_API_KEY="k", RAMET_MODEL_PATH="m")
     assert (config.port, config.api_key, config.engine.model_path) == (1, "k", "m")
 
@@ -58,11 +63,27 @@ def test_wrong_files(run, tmp_path, text, word):
 def test_other_systems_names(run):
     config, _ = run("--model", "m", "--max-model-len", "99", "--max-num-seqs", "7", "--max-num-batched-tokens", "64", "--no-jump-forward")
     engine = config.engine
-    assert (engine.model_path, engine.context_length, engine.max_running_requests, engine.chunked_prefill_size, engine.jump_forward) == ("m", 99, 7, 64, False)
+    assert (engine.model_path, engine.context_length, engine.max_running_requests, engine.chunked_prefill_size, engine.jump_forward) == (
+        "m",
+        99,
+        7,
+        64,
+        False,
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"port": -1}, {"log_level": "x"}, {"max_n": 0}, {"body_timeout": 0.0}, {"drain_timeout": -1.0}, {"api_key": " "},
-                                   {"session_ttl": float("inf")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1},
+        {"log_level": "x"},
+        {"max_n": 0},
+        {"body_timeout": 0.0},
+        {"drain_timeout": -1.0},
+        {"api_key": " "},
+        {"session_ttl": float("inf")},
+    ],
+)
 def test_wrong_values(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ServerConfig(**wrong)

@@ -1,4 +1,5 @@
 """The server on the embedded model: OpenAI's client, and faults that need a real tokenizer, grammar and scheduler."""
+
 from __future__ import annotations
 
 import json
@@ -59,19 +60,34 @@ class City(BaseModel):
 
 
 def test_parse(client):
-    got = client.chat.completions.parse(model="smollm2-135m", messages=user("Describe Rome."), response_format=City, temperature=0, max_tokens=80)
+    got = client.chat.completions.parse(
+        model="smollm2-135m", messages=user("Describe Rome."), response_format=City, temperature=0, max_tokens=80
+    )
     assert isinstance(got.choices[0].message.parsed, City) and got.choices[0].finish_reason == "stop"
     assert got.usage.completion_tokens_details.model_extra["forced_tokens"] > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_always_parse(client, stream):
-    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-              "required": ["city", "days"], "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": "forecast", "parameters": schema}},
-             {"type": "function", "function": {"name": "now"}}]
-    ask = {"model": "smollm2-135m", "messages": user("Weather in Oslo for 3 days?"), "tools": tools, "tool_choice": "required", "temperature": 1.0,
-           "seed": 5, "max_tokens": 200}
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tools = [
+        {"type": "function", "function": {"name": "forecast", "parameters": schema}},
+        {"type": "function", "function": {"name": "now"}},
+    ]
+    ask = {
+        "model": "smollm2-135m",
+        "messages": user("Weather in Oslo for 3 days?"),
+        "tools": tools,
+        "tool_choice": "required",
+        "temperature": 1.0,
+        "seed": 5,
+        "max_tokens": 200,
+    }
     if stream:
         calls: dict[int, list[str]] = {}
         for chunk in client.chat.completions.create(**ask, stream=True):
@@ -99,9 +115,13 @@ def test_logprobs(client):
         for item in content:
             values = [top.logprob for top in item.top_logprobs]
             assert len(values) == 5 and values == sorted(values, reverse=True) and -9999 <= item.logprob <= 0
-    greedy = client.chat.completions.create(model="smollm2-135m", messages=user("Hi"), logprobs=True, top_logprobs=2, temperature=0, max_tokens=6)
+    greedy = client.chat.completions.create(
+        model="smollm2-135m", messages=user("Hi"), logprobs=True, top_logprobs=2, temperature=0, max_tokens=6
+    )
     assert all(item.token == item.top_logprobs[0].token for item in greedy.choices[0].logprobs.content)
-    plain = client.completions.create(model="smollm2-135m", prompt="One two three", echo=True, logprobs=5, max_tokens=4, temperature=0).choices[0]
+    plain = client.completions.create(
+        model="smollm2-135m", prompt="One two three", echo=True, logprobs=5, max_tokens=4, temperature=0
+    ).choices[0]
     assert plain.logprobs.token_logprobs[0] is None and all(len(top) == 5 for top in plain.logprobs.top_logprobs[1:])
     for token, offset in zip(plain.logprobs.tokens, plain.logprobs.text_offset, strict=True):
         assert plain.text[offset : offset + len(token)] == token
@@ -127,12 +147,21 @@ def test_a_prompt_that_ends_inside_a_character(http, size):
     ids = http.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False}).json()["tokens"]
     emoji = http.post("/tokenize", json={"prompt": "🫠", "add_special_tokens": False}).json()["tokens"][:size]
     got = http.post("/generate", json={"input_ids": ids + emoji, "sampling_params": {"max_new_tokens": 6, "temperature": 0}}).json()
-    streamed = events(http.post("/generate", json={"input_ids": ids + emoji, "stream": True, "sampling_params": {"max_new_tokens": 6, "temperature": 0}}))
+    streamed = events(
+        http.post("/generate", json={"input_ids": ids + emoji, "stream": True, "sampling_params": {"max_new_tokens": 6, "temperature": 0}})
+    )
     assert streamed[-1]["text"] == got["text"] and not got["text"].startswith("ab")
 
 
-@pytest.mark.parametrize("stop, want, finish", [(["ENDING"], "alpha END-beta\nEN ", "stop"), (["ENDING", "\n"], "alpha END-beta", "stop"),
-                                                (["\nX"], "alpha END-beta\nEN ENDING gamma", "stop"), (["alpha"], "", "stop")])
+@pytest.mark.parametrize(
+    "stop, want, finish",
+    [
+        (["ENDING"], "alpha END-beta\nEN ", "stop"),
+        (["ENDING", "\n"], "alpha END-beta", "stop"),
+        (["\nX"], "alpha END-beta\nEN ENDING gamma", "stop"),
+        (["alpha"], "", "stop"),
+    ],
+)
 @pytest.mark.parametrize("jump", [True, False])
 def test_stop(http, stop, want, finish, jump):
     ask = {"params": {"stop": stop, "jump_forward": jump, "finish": "free"}}
@@ -147,14 +176,26 @@ def test_n_and_seeds(client):
         ask = {"model": "smollm2-135m", "messages": user("A word?"), "n": 3, "seed": 7, "temperature": 1.0, "max_tokens": 24, **extra}
         first, second = (client.chat.completions.create(**ask) for _ in range(2))
         texts = [c.message.content for c in first.choices]
-        assert [c.index for c in first.choices] == [0, 1, 2] and len(set(texts)) > 1 and texts == [c.message.content for c in second.choices]
+        assert (
+            [c.index for c in first.choices] == [0, 1, 2] and len(set(texts)) > 1 and texts == [c.message.content for c in second.choices]
+        )
         assert not extra or all(re.fullmatch("[a-z]{4,12}", text) for text in texts)
 
 
 def test_rows_keep_their_own_constraints(http):
-    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["a"], "additionalProperties": False}
-    asks = [{"temperature": 0, "max_new_tokens": 24}, {"regex": "[0-9]{8}"}, {"json_schema": schema}, {"choice": ["yes", "no"]},
-            {"temperature": 1.0, "seed": 3, "logit_bias": {"260": 5}, "max_new_tokens": 24}]
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    asks = [
+        {"temperature": 0, "max_new_tokens": 24},
+        {"regex": "[0-9]{8}"},
+        {"json_schema": schema},
+        {"choice": ["yes", "no"]},
+        {"temperature": 1.0, "seed": 3, "logit_bias": {"260": 5}, "max_new_tokens": 24},
+    ]
 
     def ask(params):
         with httpx.Client(base_url=str(http.base_url), timeout=60) as own:
@@ -168,8 +209,21 @@ def test_rows_keep_their_own_constraints(http):
             jsonschema.validate(json.loads(doc), schema)
 
 
-@pytest.mark.parametrize("schema", [{"type": "strng"}, {"type": ["string", 5]}, {"properties": []}, {"required": "a"}, {"type": "string", "pattern": "("},
-                                    {"enum": {}}, {"type": "string", "minLength": "3"}, False, {"$ref": "#"}, {"$ref": "https://127.0.0.1:9/x.json"}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "strng"},
+        {"type": ["string", 5]},
+        {"properties": []},
+        {"required": "a"},
+        {"type": "string", "pattern": "("},
+        {"enum": {}},
+        {"type": "string", "minLength": "3"},
+        False,
+        {"$ref": "#"},
+        {"$ref": "https://127.0.0.1:9/x.json"},
+    ],
+)
 def test_broken_schemas(real, http, schema):
     before = real.worker_pid()
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -182,8 +236,15 @@ def test_broken_schemas(real, http, schema):
     assert real.worker_pid() == before
 
 
-@pytest.mark.parametrize("params, param", [({"logit_bias": {"999999": 5}}, "logit_bias"), ({"stop_token_ids": [10**8]}, "stop_token_ids"),
-                                           ({"regex": "(?P<a>x)(?P=a)"}, "regex"), ({"lark": "start: nope"}, "lark")])
+@pytest.mark.parametrize(
+    "params, param",
+    [
+        ({"logit_bias": {"999999": 5}}, "logit_bias"),
+        ({"stop_token_ids": [10**8]}, "stop_token_ids"),
+        ({"regex": "(?P<a>x)(?P=a)"}, "regex"),
+        ({"lark": "start: nope"}, "lark"),
+    ],
+)
 def test_refusals(http, params, param):
     response = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2} | params)
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
@@ -191,7 +252,9 @@ def test_refusals(http, params, param):
 
 def test_one_token(http):
     for params in ({}, {"n": 2}, {"regex": "[a-z]{3,9}"}):
-        got = http.post("/generate", json={"text": "Hi", "stream": True, "sampling_params": {"max_new_tokens": 1, "temperature": 0.5, **params}})
+        got = http.post(
+            "/generate", json={"text": "Hi", "stream": True, "sampling_params": {"max_new_tokens": 1, "temperature": 0.5, **params}}
+        )
         last = [item for item in events(got) if item["meta_info"]["finish_reason"]]
         assert all(item["meta_info"]["completion_tokens"] == 1 for item in last) and len(last) == params.get("n", 1)
 
@@ -200,9 +263,16 @@ def test_a_slow_grammar_and_a_long_prefill_hold_nobody_up(http, real):
     """While a large prompt is computed and a grammar that explodes is compiled, health answers and others go on."""
     words = "word " * 1900
     with ThreadPoolExecutor(3) as pool:
-        prefill = pool.submit(lambda: httpx.post(real.url + "/generate", json={"text": words, "sampling_params": {"max_new_tokens": 1}}, timeout=120))
-        grammar = pool.submit(lambda: httpx.post(real.url + "/generate", json={"text": "x", "sampling_params": {"regex": "(a|b)*a(a|b){20}", "max_new_tokens": 2}},
-                                                 timeout=120))
+        prefill = pool.submit(
+            lambda: httpx.post(real.url + "/generate", json={"text": words, "sampling_params": {"max_new_tokens": 1}}, timeout=120)
+        )
+        grammar = pool.submit(
+            lambda: httpx.post(
+                real.url + "/generate",
+                json={"text": "x", "sampling_params": {"regex": "(a|b)*a(a|b){20}", "max_new_tokens": 2}},
+                timeout=120,
+            )
+        )
         for _ in range(5):
             began = time.monotonic()
             assert http.get("/health").status_code == 200 and time.monotonic() - began < 1
@@ -212,8 +282,12 @@ def test_a_slow_grammar_and_a_long_prefill_hold_nobody_up(http, real):
 
 def test_sessions_recompute_nothing(http):
     name = http.post("/session", json={"text": "A list of ten animals: cat, dog,"}).json()["session_id"]
-    first = http.post(f"/session/{name}/generate", json={"sampling_params": {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}}).json()
-    second = http.post(f"/session/{name}/generate", json={"append": " and", "sampling_params": {"max_new_tokens": 5, "temperature": 0}}).json()
+    first = http.post(
+        f"/session/{name}/generate", json={"sampling_params": {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}}
+    ).json()
+    second = http.post(
+        f"/session/{name}/generate", json={"append": " and", "sampling_params": {"max_new_tokens": 5, "temperature": 0}}
+    ).json()
     assert second["meta_info"]["cached_tokens"] >= first["tokens"] - 1
     assert http.post("/flush_cache?timeout=10").status_code == 200
 
@@ -229,7 +303,10 @@ def test_requests_that_never_fit(embedded_model):
             assert too_long.status_code == 400 and too_long.json()["error"]["param"] == "prompt" and time.monotonic() - began < 2
             fits = http.post("/generate", json={"input_ids": ids[:10], "sampling_params": {"max_new_tokens": 20, "n": 2}})
             assert len(fits.json()) == 2
-            whole = http.post("/generate", json={"input_ids": ids[:500], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True, "temperature": 0}}).json()
+            whole = http.post(
+                "/generate",
+                json={"input_ids": ids[:500], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True, "temperature": 0}},
+            ).json()
             assert whole["meta_info"]["finish_reason"]["type"] == "length" and whole["meta_info"]["completion_tokens"] == 13
             aborted_streams(http, server.url, rounds=6)
     finally:
@@ -249,7 +326,7 @@ def aborted_streams(http, url, rounds):
 
     base = [draw.randrange(1000, 2000) for _ in range(60)]
     for _ in range(rounds):
-        prompts = [base[: draw.randrange(1, 60)] + [draw.randrange(1000, 2000)] for _ in range(4)]
+        prompts = [[*base[: draw.randrange(1, 60)], draw.randrange(1000, 2000)] for _ in range(4)]
         threads = [threading.Thread(target=leave, args=(p, draw.choice((0, 1, 5)))) for p in prompts]
         for thread in threads:
             thread.start()
@@ -275,14 +352,18 @@ def test_crowds_get_their_own_text(real):
     def stream(job):
         prompt, pieces = job
         text = ""
-        with httpx.Client(base_url=real.url, timeout=60) as own:
-            with own.stream("POST", "/generate", json={"text": prompt, "stream": True, "incremental": True, "sampling_params": params}) as response:
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        text += json.loads(line[6:])["text"]
-                        pieces -= 1
-                        if pieces == 0:
-                            return None
+        with (
+            httpx.Client(base_url=real.url, timeout=60) as own,
+            own.stream(
+                "POST", "/generate", json={"text": prompt, "stream": True, "incremental": True, "sampling_params": params}
+            ) as response,
+        ):
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["text"]
+                    pieces -= 1
+                    if pieces == 0:
+                        return None
         return text
 
     jobs = [(prompt, draw.choice((-1, -1, 2))) for prompt in prompts for _ in range(2)]

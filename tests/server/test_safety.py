@@ -1,8 +1,10 @@
 """Keys, sizes, times and paths: what a stranger can and cannot do."""
+
 from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,8 +18,17 @@ KEY = "k-5f3a9-the-key"
 def locked():
     from serving import Served
 
-    server = Served("--model-path", "fake", "--max-body-bytes", "100000", "--body-timeout", "1", "--cors-origins", "https://page.example",
-                    environment={"RAMET_API_KEY": KEY})
+    server = Served(
+        "--model-path",
+        "fake",
+        "--max-body-bytes",
+        "100000",
+        "--body-timeout",
+        "1",
+        "--cors-origins",
+        "https://page.example",
+        environment={"RAMET_API_KEY": KEY},
+    )
     assert server.url
     yield server
     server.end()
@@ -42,14 +53,36 @@ def paths(server):
     return [(path.replace("{name}", "x").replace("{model}", "x"), method) for path, item in document["paths"].items() for method in item]
 
 
-WRONG = [{}, {"authorization": "Bearer wrong"}, {"authorization": f"bearer {KEY}"}, {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer"},
-         {"authorization": f"Bearer  {KEY}"}, {"authorization": f"Bearer {KEY}x"}, {"authorization": KEY}, {"x-api-key": KEY}]
+WRONG = [
+    {},
+    {"authorization": "Bearer wrong"},
+    {"authorization": f"bearer {KEY}"},
+    {"authorization": f"Basic {KEY}"},
+    {"authorization": "Bearer"},
+    {"authorization": f"Bearer  {KEY}"},
+    {"authorization": f"Bearer {KEY}x"},
+    {"authorization": KEY},
+    {"x-api-key": KEY},
+]
 
 
 def test_every_route_needs_the_key(locked):
-    asked = paths(locked) + [("/", "get"), ("/page.js", "get"), ("/openapi.json", "get"), ("//v1/models", "get"), ("/v1/models/", "get"),
-                             ("/v1/../v1/models", "get"), ("/V1/models", "get"), ("/health/", "get"), ("//health", "get"), ("/nowhere", "get"),
-                             ("/v1/models", "options"), ("/health", "post"), ("/health", "options")]
+    asked = [
+        *paths(locked),
+        ("/", "get"),
+        ("/page.js", "get"),
+        ("/openapi.json", "get"),
+        ("//v1/models", "get"),
+        ("/v1/models/", "get"),
+        ("/v1/../v1/models", "get"),
+        ("/V1/models", "get"),
+        ("/health/", "get"),
+        ("//health", "get"),
+        ("/nowhere", "get"),
+        ("/v1/models", "options"),
+        ("/health", "post"),
+        ("/health", "options"),
+    ]
     assert len(asked) > 40
     with locked.client() as client:
         for path, method in asked:
@@ -73,7 +106,10 @@ def test_two_keys_and_an_upgrade_are_refused(locked):
 
 def test_the_key_opens_and_is_never_shown(locked):
     with openai.OpenAI(base_url=locked.url + "/v1", api_key=KEY, max_retries=0) as client:
-        assert client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "say:in"}]).choices[0].message.content == "in"
+        assert (
+            client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "say:in"}]).choices[0].message.content
+            == "in"
+        )
     with openai.OpenAI(base_url=locked.url + "/v1", api_key="other", max_retries=0) as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
     with locked.client(headers={"authorization": f"Bearer {KEY}"}) as client:
@@ -136,7 +172,7 @@ def test_what_is_not_http(locked, junk):
 
 
 def test_only_loopback_listens(locked):
-    listening = [line.split()[1] for line in open("/proc/net/tcp").read().splitlines()[1:] if line.split()[3] == "0A"]
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
     port = f"{urlsplit(locked.url).port:04X}"
     assert [address.split(":")[0] for address in listening if address.endswith(":" + port)] == ["0100007F"]
 

@@ -1,4 +1,5 @@
 """Program sessions: a state on the server, to which a client sends only what is new."""
+
 from __future__ import annotations
 
 import time
@@ -69,8 +70,16 @@ def test_a_busy_session_is_refused_and_free_again_after_its_client_left(served, 
     assert "xxa" not in http.get(f"/session/{name}").json()["text"].split("say:")[1][49:]
 
 
-@pytest.mark.parametrize("body, param", [({"text": "a", "input_ids": [1]}, "text"), ({"input_ids": [9999]}, "input_ids"), ({"text": "x" * 3000}, "text"),
-                                         ({"ttl": 0}, "ttl"), ({"nonsense": 1}, "nonsense")])
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"input_ids": [9999]}, "input_ids"),
+        ({"text": "x" * 3000}, "text"),
+        ({"ttl": 0}, "ttl"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
 def test_wrong_openings(http, body, param):
     response = http.post("/session", json=body)
     assert response.status_code == 400 and response.json()["error"]["param"] == param
@@ -91,9 +100,15 @@ def test_their_number_is_limited(serve):
         assert client.post("/session", json={}).status_code == 200
 
 
-steps = st.lists(st.one_of(
-    st.tuples(st.just("append"), st.text(max_size=6)), st.tuples(st.just("generate"), st.integers(0, 4)), st.tuples(st.just("rewind"), st.integers(0, 30)),
-    st.tuples(st.just("fork"), st.just(1))), max_size=6)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.text(max_size=6)),
+        st.tuples(st.just("generate"), st.integers(0, 4)),
+        st.tuples(st.just("rewind"), st.integers(0, 30)),
+        st.tuples(st.just("fork"), st.just(1)),
+    ),
+    max_size=6,
+)
 
 
 @given(steps)

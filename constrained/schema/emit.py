@@ -29,6 +29,8 @@ SCALARS: dict[Any, Term] = {
     "null": lit("null"),
 }
 MAX_CLASSES = 64
+_PLAIN_OBJECT = {"type", "properties", "required", "additionalProperties"}
+_PLAIN_ARRAY = {"type", "items"}
 ANY = frozenset[Literal]()
 
 
@@ -50,7 +52,10 @@ class Emitter:
         while self._todo:
             name, node, depth = self._todo.pop()
             self._place = self.document.places[min(node) >> 1] if node else ""
-            self.rules[name] = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+            term = self._plain(node, depth)
+            if term is None:
+                term = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+            self.rules[name] = term
 
     def _rule_once(self, key: object, make: Callable[[str], dict[str, Term]]) -> Term:
         """A reference to the first of the rules that `make` makes from a name for them; made once for equal keys."""
@@ -82,22 +87,61 @@ class Emitter:
         if not node and self.style.name != "pretty":
             self.rules["any"] = _any_value(self.style.name)
             return ref("any")
-        if len(node) == 1 and (simple := self._simple(node)):
-            return simple
+        if len(node) == 1:
+            (literal,) = node
+            if not literal & 1 and (simple := self._simple(self.document.schemas[literal >> 1])):
+                return simple
         if not self.solver.kinds(node) & (ARRAY | OBJECT):
             return alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
         name = f"n{len(self._terms)}"
         self._todo.append((name, node, depth))
         return ref(name)
 
-    def _simple(self, node: Node) -> Term | None:
+    # ---- plain schemas: most of all, and what the general way would write, at a fraction of its cost ------------------------------
+
+    def _simple(self, schema: dict[Any, Any]) -> Term | None:
         """The term of a schema that only names a scalar type."""
-        (literal,) = node
-        schema = self.document.schemas[literal >> 1]
-        if literal & 1 or self.solver.keywords(schema) != {"type"}:
+        kind = schema.get("type")
+        return SCALARS.get(kind) if type(kind) is str and len(self.solver.keywords(schema)) == 1 else None
+
+    def _plain(self, node: Node, depth: int) -> Term | None:
+        """The term of an object or array schema with no keyword but the usual ones; None for any other node."""
+        if len(node) != 1:
             return None
-        kind = schema["type"]
-        return SCALARS.get(kind) if isinstance(kind, str) else None
+        (literal,) = node
+        number, schema = literal >> 1, self.document.schemas[literal >> 1]
+        if literal & 1:
+            return None
+        if schema.get("type") == "object" and self.solver.keywords(schema) <= _PLAIN_OBJECT:
+            return self._plain_object(number, schema, depth)
+        if schema.get("type") == "array" and self.solver.keywords(schema) <= _PLAIN_ARRAY and not isinstance(schema.get("items"), list):
+            item = self._child(number, schema.get("items", True), self.style.deeper(depth), "items")
+            body = repeated(item, self.style.item(depth), 0, None, started=False)
+            return self.style.enclose("[]", body, True, depth)
+        return None
+
+    def _plain_object(self, number: int, schema: dict[str, Any], depth: int) -> Term | None:
+        inner, members = self.style.deeper(depth), list[Member]()
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        for name, child in properties.items():
+            term = self._member(name, self._child(number, child, inner, "properties", name))
+            members.append(Member(name, term, name in required))
+        if any(member.term.op == "nothing" for member in members) or any(name not in properties for name in required):
+            return None
+        extra, more = NOTHING, schema.get("additionalProperties", True)
+        if more is not False:
+            extra = self._named(self._undeclared(frozenset(properties)), self._child(number, more, inner, "additionalProperties"))
+        body = picked(members, extra, self.style.item(depth), 0, None, required)
+        return self.style.enclose("{}", body, not required, depth)
+
+    def _child(self, number: int, schema: Any, depth: int, *path: str) -> Term:
+        """The term of a schema inside schema `number`."""
+        if type(schema) is dict and (simple := self._simple(schema)):
+            return simple
+        literal = self.solver.child(number, schema, *path)
+        return self.value(frozenset((literal,)) if literal else ANY, depth)
+
+    # ---- scalars ----------------------------------------------------------------------------------------------------------------
 
     def _facts_term(self, facts: Facts, depth: int) -> Term:
         match facts.kind:
@@ -223,10 +267,17 @@ class Emitter:
         key = (name, node, depth)
         term = self._properties.get(key)
         if term is None:
-            text, between = encode_basestring(name), self.style.key
-            start = (lit(text + between.args[0]),) if between.op == "lit" else (lit(text), between)
-            term = self._properties[key] = seq(*start, self.value(node, depth))
+            term = self._properties[key] = self._member(name, self.value(node, depth))
         return term
+
+    def _member(self, name: str, value: Term) -> Term:
+        """A declared name and its value."""
+        between = self.style.key
+        return seq(lit(encode_basestring(name) + between.args[0]) if between.op == "lit" else seq(lit(encode_basestring(name)), between), value)
+
+    def _named(self, names: Term, value: Term) -> Term:
+        """Any of the names, as a JSON string, and a value."""
+        return seq(QUOTE, json_string(names), QUOTE, self.style.key, value)
 
     def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:
         """A property with a name that no place is kept for; of a name in all of `names`, with a value that satisfies `value` too."""
@@ -234,7 +285,7 @@ class Emitter:
         for name_term, node in self._classes(facts, names):
             term = self.value(node | value, depth)
             if term.op != "nothing":
-                options.append(seq(QUOTE, json_string(name_term), QUOTE, self.style.key, term))
+                options.append(self._named(name_term, term))
         return alt(*options)
 
     def _classes(self, facts: ObjectFacts, names: tuple[Names, ...]) -> list[tuple[Term, Node]]:
@@ -266,7 +317,8 @@ class Emitter:
     def _undeclared(self, declared: frozenset[str]) -> Term:
         """All names but these."""
         if declared not in self._others:
-            self._others[declared] = complement(alt(*map(lit, sorted(declared)))) if declared else ANY_STRING
+            listed = Term("alt", tuple([lit(name) for name in sorted(declared)])) if len(declared) > 1 else alt(*map(lit, declared))
+            self._others[declared] = Term("not", (listed,)) if declared else ANY_STRING  # as complement(alt(...)), without a look for equals
         return self._others[declared]
 
     def _names_term(self, node: Node) -> Term:

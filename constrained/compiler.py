@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -92,6 +93,9 @@ class GrammarCompiler:
         self.limits = limits or Limits()
         self._cache: OrderedDict[tuple[Any, ...], Grammar | GrammarError] = OrderedDict()
         self._lock = threading.Lock()
+        self.compiled = 0  # grammars built, or found to be wrong
+        self.hits = 0  # grammars found built
+        self.seconds = 0.0  # spent building
 
     def compile(
         self, kind: str, source: Any, *, whitespace: str = "json", lenient: bool = False, engine: str | None = None
@@ -109,8 +113,13 @@ class GrammarCompiler:
         with self._lock:
             if found := self._cache.get(key):
                 self._cache.move_to_end(key)
+                self.hits += 1
         if found is None:
+            begin = time.perf_counter()
             found = self._compile(kind, source, text, whitespace=whitespace, lenient=lenient, engine=engine)
+            with self._lock:
+                self.compiled += 1
+                self.seconds += time.perf_counter() - begin
             self._remember(key, found)
         if isinstance(found, GrammarError):
             raise type(found)(*found.args, place=found.place)

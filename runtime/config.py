@@ -103,6 +103,7 @@ class ServerConfig:
     incremental_streaming_output: bool = False  # /generate streams deltas instead of the text so far
     drain_timeout: float = 30.0  # for running requests at SIGTERM
     worker_restarts: int = 1
+    watchdog_timeout: float = 300.0  # without an answer from the step loop, after which the engine process gives up
 
     log_level: str = "info"
     log_format: str = "json"
@@ -116,7 +117,7 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_prompts", "max_n", "max_sessions", "stream_interval"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: at least 1 is needed")
-        for name in ("body_timeout", "stall_timeout", "session_ttl", "request_timeout"):
+        for name in ("body_timeout", "stall_timeout", "session_ttl", "request_timeout", "watchdog_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name}={value!r}: a number of seconds above 0 is needed")

@@ -66,6 +66,13 @@ class Door:
             for index in range(params.n)
         ]
 
+    def grammar_counts(self) -> dict[str, float]:
+        """How many grammars were compiled and found compiled, the seconds that took, the bytes that are held."""
+        made = self._compiler
+        if made is None:
+            return {"compiled": 0, "hits": 0, "seconds": 0.0, "bytes": 0}
+        return {"compiled": made.compiled, "hits": made.hits, "seconds": made.seconds, "bytes": made.held_bytes}
+
     def grammar(self, constraint: Constraint) -> Grammar:
         """Compiles, or finds in the compiler's cache. Raises ConstraintError naming the kind."""
         from ..constrained import GrammarCompiler, GrammarError, Vocabulary

@@ -21,6 +21,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "tree_nodes": cache.tree.node_count,
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,
+        "grammars": engine.door.grammar_counts(),
         "requests": [
             {
                 "rid": r.source.rid, "index": r.index, "prompt_tokens": r.prompt_len, "cached_tokens": r.cached_tokens,

@@ -104,8 +104,15 @@ class _Running:
             raise
 
     def _spec(self, endpoints: ipc.Endpoints) -> Spec:
+        config = self.config
         return Spec(
-            self.config.factory, self.config.engine, endpoints.requests, endpoints.replies, self.config.log_level, self.config.log_format
+            config.factory,
+            config.engine,
+            endpoints.requests,
+            endpoints.replies,
+            config.log_level,
+            config.log_format,
+            config.watchdog_timeout,
         )
 
     def _uvicorn_config(self, service: Service) -> uvicorn.Config:

@@ -57,6 +57,7 @@ HELP = {
     "incremental_streaming_output": (LIFE, "/generate streams deltas instead of the text so far."),
     "drain_timeout": (LIFE, "Seconds that running requests have at SIGTERM."),
     "worker_restarts": (LIFE, "Times that an engine process that died is started again."),
+    "watchdog_timeout": (LIFE, "Seconds without an answer from the step loop, after which the engine process gives up."),
     "log_level": (LOGS, "critical, error, warning, info or debug."),
     "log_format": (LOGS, "json or text."),
     "log_requests": (LOGS, "One line a request."),

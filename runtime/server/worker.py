@@ -42,6 +42,7 @@ class Spec(msgspec.Struct, frozen=True):
     replies: str
     log_level: str = "info"
     log_format: str = "json"
+    watchdog_timeout: float = 300.0
 
 
 class Worker:
@@ -55,6 +56,7 @@ class Worker:
         self.lock = threading.Lock()
         self.lanes = {kind: ThreadPoolExecutor(2, f"submit-{kind}") for kind in ("plain", "constrained")}
         self.stats: dict[str, Any] = {}
+        self.stats_at = time.monotonic()
         self.sender = threading.Thread(target=self._send, name="sender", daemon=True)
 
     def run(self) -> int:
@@ -70,6 +72,7 @@ class Worker:
                 log.exception("the engine could not be opened")
             return self._leave(1, ipc.Failed(f"{error}" if isinstance(error, RametError) else f"{type(error).__name__}: {error}"))
         self.out.put(ipc.Ready(os.getpid(), info))
+        self.stats_at = time.monotonic()
         for task in (self._beat, self._watch):
             threading.Thread(target=task, name=task.__name__.strip("_"), daemon=True).start()
         reader = ipc.Reader(ipc.ToWorker)
@@ -141,8 +144,11 @@ class Worker:
             self.out.put(ipc.Answer(call.number, error=error))
 
     def _beat(self) -> None:
-        """A long step does not stop the beat: it goes out with the stats there are."""
+        """A long step does not stop the beat: it goes out with the stats there are. One that never ends does."""
         while True:
+            if time.monotonic() - self.stats_at > self.spec.watchdog_timeout:
+                log.error("the step loop has not answered for %g s", self.spec.watchdog_timeout)
+                os._exit(4)
             self.out.put(ipc.Beat(self.stats))
             time.sleep(BEAT)
 
@@ -151,6 +157,7 @@ class Worker:
         while True:
             try:
                 self.stats = self.loop.stats()
+                self.stats_at = time.monotonic()
             except EngineClosedError as error:
                 log.error("the engine died: %s", error)
                 self._leave(1)

@@ -87,6 +87,7 @@ class FakeLoop:
         self.seen: set[tuple[str, tuple[int, ...]]] = set()
         self.pins: dict[tuple[int, ...], float] = {}
         self.dead: Exception | None = None
+        self.hung = False
 
     def submit(self, request: GenerateRequest, sink: Callable[[Chunk], None]) -> None:
         if self.dead:
@@ -98,6 +99,7 @@ class FakeLoop:
         text = self.tokenizer.decode(ids)
         if "die!" in text:
             os._exit(9)
+        self.hung = self.hung or "hang!" in text
         if "engine dies!" in text:
             self.dead = EngineClosedError("the engine died: on purpose")
         with self.lock:
@@ -166,6 +168,8 @@ class FakeLoop:
     def stats(self) -> dict[str, Any]:
         if self.dead:
             raise self.dead
+        while self.hung:
+            time.sleep(1)
         slots = self.limits.slots
         return {
             "running": len(self.live),

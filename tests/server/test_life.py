@@ -77,6 +77,14 @@ def test_an_engine_that_dies_inside_its_process(serve):
         assert server.process.wait(10) == 1 and "the engine died: on purpose" in server.log
 
 
+def test_a_step_that_never_ends(serve):
+    server = serve("--model-path", "fake", "--worker-restarts", "0", "--watchdog-timeout", "1.5")
+    with server.client() as client:
+        response = client.post("/generate", json={"text": "hang!;slow:0.5;say:" + "x" * 100})
+        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_unavailable"
+        assert server.process.wait(10) == 1 and "step loop has not answered" in server.log
+
+
 def test_sigterm_drains(serve):
     server = serve("--model-path", "fake")
     answers = []

@@ -81,7 +81,7 @@ def test_other_systems_names(run):
         {"body_timeout": 0.0},
         {"drain_timeout": -1.0},
         {"api_key": " "},
-        {"session_ttl": float("inf")},
+        {"session_ttl": float("inf")}, {"watchdog_timeout": 0.0},
     ],
 )
 def test_wrong_values(wrong):

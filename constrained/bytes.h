@@ -12,16 +12,42 @@ namespace ramet {
 
 using Bits = std::vector<u32>;
 
-// Trie of the vocabulary in preorder: the subtree of node n is n..end[n], its tokens are ids[first[n]..first[end[n]]].
+struct TrieNode {
+    i32 end;    // the subtree of node n is n..end, in preorder
+    i32 first;  // tokens that end here: ids[first] up to the next node's first
+    uint16_t height, depth;  // longest path below, and from the root, in bytes
+    uint8_t byte;            // on the edge into the node
+};
+
+// A set of ASCII bytes. Bit 0 stands for all others, and for NUL.
+struct AsciiSet {
+    u64 low = 0, high = 0;
+    void add(uint8_t b) {
+        if (b < 64 || b >= 128) low |= 1ull << (b < 64 ? b : 0);
+        else high |= 1ull << (b - 64);
+    }
+    void add(const AsciiSet& o) { low |= o.low, high |= o.high; }
+    bool within(const AsciiSet& o) const { return ((low & ~o.low) | (high & ~o.high)) == 0; }
+    bool has(uint8_t b) const { return (b < 64 ? low >> b : high >> (b - 64)) & 1; }
+};
+
+// Trie of the vocabulary, in preorder, with one node more behind the last.
 struct Trie {
-    std::vector<uint8_t> byte;       // on the edge into a node
-    std::vector<i32> end, parent;    // end: one past the subtree
-    std::vector<i32> height;         // longest path below, in bytes
-    std::vector<i32> first, ids;     // tokens that end at a node: ids[first[n]..first[n + 1]]
-    std::vector<i32> child, kids;    // children of a node, by byte: kids[child[n]..child[n + 1]]
+    std::vector<TrieNode> nodes;
+    std::vector<i32> parent, ids;
+    std::vector<uint16_t> length;  // of the token ids[i], in bytes
+    std::vector<AsciiSet> below;   // the bytes in the subtree under a node
+    std::vector<i32> child, kids;  // children of a node, by byte: kids[child[n]..child[n + 1]]
     Trie(i32 n_tokens, const uint8_t* text, const int64_t* offset);
+    const TrieNode& operator[](i32 n) const { return nodes[size_t(n)]; }
+    i32 size() const { return i32(parent.size()); }
+    i32 height() const { return nodes[0].height; }  // bytes of the longest token
+    bool holds(i32 n) const { return nodes[size_t(n)].first < nodes[size_t(n) + 1].first; }
     i32 find(i32 n, uint8_t b) const;
-    size_t size() const { return byte.size(); }
+    template <class F> void each_id(i32 n, F&& visit) const { each_id(n, n + 1, visit); }
+    template <class F> void each_id(i32 n, i32 stop, F&& visit) const {
+        for (i32 i = nodes[size_t(n)].first, end = nodes[size_t(stop)].first; i < end; i++) visit(ids[size_t(i)]);
+    }
 };
 
 // A state of a term between two bytes: at a character's border (node >= 0), or inside one, with `left` bytes to come whose bits lie in `tail`.
@@ -34,6 +60,7 @@ struct TState {
     Edges tail;
     std::vector<std::pair<uint8_t, i32>> few;  // byte -> state, while there are few
     std::unique_ptr<i32[]> table;              // else all 256: -1 dead, -2 live but not made yet
+    AsciiSet loop;                             // bytes that lead back to the state
     u32 dist = kFar + 1;
     i32 canon = -1;
     std::unique_ptr<struct Inner> inner;
@@ -44,8 +71,12 @@ struct Inner {
     Bits bits;
     std::array<i32, 257> first{};  // leaves[first[b]..first[b + 1]]: trie nodes entered by b, dead here, whose parent accepts
     std::vector<i32> leaves;
-    std::bitset<256> inside;       // bytes taken after an accepting state and before the last byte of a token
-    u32 far = 0;                   // largest distance to acceptance after one of the ids
+    std::bitset<256> inside;       // bytes that may be taken after an accepting state, other than a leaf's
+    u32 far = 0;                   // no id is followed by a longer way to acceptance, in bytes
+    // Of an unbounded repeat of characters, for its bounded kin: how many each id takes (largest first), and the way to each leaf.
+    std::vector<std::pair<i32, i32>> counts;
+    std::vector<i32> leaf_counts;
+    std::vector<i32> ways;         // trie nodes on the way to leaves, in preorder
 };
 
 class Store {
@@ -63,16 +94,16 @@ public:
     std::pair<const uint8_t*, const uint8_t*> token(i32 id) const { return {&text_[0] + offset_[id], &text_[0] + offset_[id + 1]}; }
     i32 border(i32 node);  // the state at a character's border
     const TState& expanded(i32 s);
-    const TState& at(i32 s) const { return states_[s]; }
+    const TState& at(i32 s) const { return (*states_[size_t(s)]); }
     i32 next(i32 s, uint8_t b) {
-        const TState& t = states_[s].expanded ? states_[s] : expanded(s);
+        const TState& t = states_[size_t(s)]->expanded ? (*states_[size_t(s)]) : expanded(s);
         if (t.table) return t.table[b] == -2 ? made(s, b) : t.table[b];
         for (auto [byte, to] : t.few)
             if (byte == b) return to;
         return -1;
     }
     bool goes_on(i32 s) {  // whether a byte may follow
-        i32 n = states_[s].node;
+        i32 n = states_[size_t(s)]->node;
         return n < 0 || (n != Terms::kEmpty && (!terms[n].logic || !terms.edges(n).empty()));
     }
     u32 dist(i32 s);
@@ -84,21 +115,28 @@ public:
 private:
     std::basic_string<uint8_t> text_;
     std::vector<int64_t> offset_;
-    std::deque<TState> states_;
+    std::vector<std::unique_ptr<TState>> states_;
     std::vector<i32> by_node_;
     std::map<std::vector<u32>, i32> by_tail_;
     std::vector<uint8_t> mark_;
 
+    struct Leaf {
+        uint8_t byte;
+        i32 node, count;
+    };
+    struct Building;  // an Inner and its leaves
     i32 inside(uint8_t left, Edges tail);
     void expand(i32 s);
     i32 made(i32 s, uint8_t b);
     Edges tail_after(i32 s, uint8_t b);
-    void walk(Inner& out, std::vector<std::pair<uint8_t, i32>>& leaves, i32 n, i32 s);
-    void differ(Inner& out, std::vector<std::pair<uint8_t, i32>>& leaves, std::vector<i32>& marked, i32 n, i32 s, i32 x);
-    bool same_below(i32 s, i32 x, i32 height);
     i32 shortened(i32 node, i32 height);
     i32 base(i32 s);
-    void put(Bits& bits, i32 n, i32 stop, bool on);
+    void walk(Building& out, i32 root, i32 s);
+    void bounded(Building& out, i32 s, const Node& repeat);
+    void differ(Building& out, i32 s, i32 x);
+    void differ(Building& out, i32 n, i32 s, i32 x);
+    void like_anything(Building& out, i32 s, u32 far);
+    void trace(Inner& out, i32 s);
 };
 
 }  // namespace ramet

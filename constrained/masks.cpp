@@ -16,7 +16,7 @@ static void set_bit(Bits& bits, i32 id) { bits[size_t(id) >> 5] |= 1u << (id & 3
 i32 Grammar::canon(i32 s) {
     if (states_[s].canon < 0) {
         Set set = states_[s].set;
-        i32 height = store_->trie.height[0];
+        i32 height = store_->trie.height();
         for (auto& c : set.configs) {
             c.term = store_->canon(c.term);
             c.stack = canon_stack(c.stack, height);
@@ -66,8 +66,8 @@ template <class F> void Grammar::each_child(i32 n, i32 s, F&& visit) {
         }
         return;
     }
-    for (i32 i = trie.child[n]; i < trie.child[n + 1]; i++) {
-        i32 c = trie.kids[i], to = step(s, trie.byte[c]);
+    for (i32 c = n + 1; c < trie[n].end; c = trie[c].end) {
+        i32 to = step(s, trie[c].byte);
         if (to >= 0) visit(c, to);
     }
 }
@@ -75,9 +75,9 @@ template <class F> void Grammar::each_child(i32 n, i32 s, F&& visit) {
 // Calls found(node, state) for every trie node below n that holds tokens and is live from s.
 template <class F> void Grammar::walk(i32 n, i32 s, F&& found) {
     const Trie& trie = store_->trie;
-    if (!trie.height[n] || states_[s].set.configs.empty()) return;
+    if (!trie[n].height || states_[s].set.configs.empty()) return;
     each_child(n, s, [&](i32 c, i32 to) {
-        if (trie.first[c] < trie.first[c + 1]) found(c, to);
+        if (trie.holds(c)) found(c, to);
         walk(c, to, found);
     });
 }
@@ -101,7 +101,7 @@ template <class F> bool Grammar::leave(const Config& c, F&& found) {
         i32 to = step(after, uint8_t(b));
         for (i32 i = inner.first[b]; i < inner.first[b + 1]; i++) {
             i32 n = inner.leaves[i];
-            if (trie.first[n] < trie.first[n + 1]) found(n, to);
+            if (trie.holds(n)) found(n, to);
             walk(n, to, found);
         }
     }
@@ -122,7 +122,7 @@ const Mask& Grammar::mask(i32 s) {
         }
         if (bits.empty()) bits.assign(size_t(store_->words), 0);
         bool left = leave(c, [&](i32 n, i32) {
-            for (i32 i = trie.first[n]; i < trie.first[n + 1]; i++) set_bit(bits, trie.ids[i]);
+            trie.each_id(n, [&](i32 id) { set_bit(bits, id); });
         });
         const Bits& own = store_->inner(c.term).bits;
         for (size_t i = 0; i < bits.size(); i++) bits[i] |= own[i];
@@ -131,7 +131,7 @@ const Mask& Grammar::mask(i32 s) {
     if (!narrow.configs.empty()) {
         bool all = narrow.configs.size() == states_[s].set.configs.size();
         std::vector<u32> ids;
-        walk(0, all ? s : intern(std::move(narrow)), [&](i32 n, i32) { ids.insert(ids.end(), trie.ids.begin() + trie.first[n], trie.ids.begin() + trie.first[n + 1]); });
+        walk(0, all ? s : intern(std::move(narrow)), [&](i32 n, i32) { trie.each_id(n, [&](i32 id) { ids.push_back(u32(id)); }); });
         if (bits.empty() && ids.size() > size_t(store_->words) / 2) bits.assign(size_t(store_->words), 0);
         if (bits.empty()) out->sparse = true, out->data = std::move(ids);
         else
@@ -192,7 +192,7 @@ u32 Grammar::need(i32 s) {
     std::vector<i32> path{s};
     std::string text;
     size_t fresh = 0;  // states at the front whose need is not known; all behind them is
-    while (states_[path.back()].need > kFar || path.size() <= fresh + size_t(trie.height[0])) {
+    while (states_[path.back()].need > kFar || path.size() <= fresh + size_t(trie.height())) {
         i32 at = path.back();
         if (dist(at) == 0 && states_[at].need > kFar) states_[at].need = finished(at) ? 0 : 1;
         if (states_[at].need > kFar) fresh = path.size();
@@ -206,7 +206,7 @@ u32 Grammar::need(i32 s) {
         u32 best = kFar;
         i32 n = 0;
         for (size_t j = i; j < text.size() && (n = trie.find(n, uint8_t(text[j]))) >= 0; j++)
-            if (trie.first[n] < trie.first[n + 1]) best = std::min(best, states_[path[j + 1]].need + 1);
+            if (trie.holds(n)) best = std::min(best, states_[path[j + 1]].need + 1);
         states_[path[i]].need = best;
     }
     return states_[s].need;
@@ -239,7 +239,7 @@ const std::vector<uint16_t>& Grammar::needs(i32 s) {
         auto out = std::make_unique<std::vector<uint16_t>>(size_t(store_->words) * 32, 0xFFFF);
         walk(0, s, [&](i32 n, i32 to) {
             uint16_t tokens = uint16_t(std::min(need(to), 0xFFFEu));
-            for (i32 i = trie.first[n]; i < trie.first[n + 1]; i++) (*out)[size_t(trie.ids[i])] = tokens;
+            trie.each_id(n, [&](i32 id) { (*out)[size_t(id)] = tokens; });
         });
         hold(2 * out->size());
         states_[s].needs = std::move(out);

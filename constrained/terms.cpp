@@ -92,6 +92,9 @@ i32 Terms::seq(i32 a, i32 b) {
         i32 head = nodes_[a].a, rest = seq(nodes_[a].b, b);
         return seq(head, rest);
     }
+    if (b == any_string && nodes_[a].op == Op::Rep && nodes_[a].b != nodes_[a].c && nodes_[nodes_[a].a].op == Op::Chars)
+        a = rep(nodes_[a].a, nodes_[a].b, nodes_[a].b);  // what is beyond the least count is any text as well
+    if (a == kEmpty) return b;
     i32 next = nodes_[b].op == Op::Seq ? nodes_[b].a : b, rest = next == b ? kEmpty : nodes_[b].b;
     const Node &x = nodes_[a], &y = nodes_[next];
     if (x.op == Op::Rep && y.op == Op::Rep && x.a == y.a) {  // x{a,b}x{c,d} = x{a+c,b+d}
@@ -133,7 +136,9 @@ i32 Terms::alt(std::vector<i32> kids) {
         std::vector<Counter> merged;
         for (auto& c : counters) {
             Counter* last = merged.empty() ? nullptr : &merged.back();
-            if (last && last->body == c.body && last->tail == c.tail && (last->hi == kUnbounded || c.lo <= last->hi + 1))
+            bool same = last && last->body == c.body && last->tail == c.tail;
+            if (same && c.tail == any_string && nodes_[c.body].op == Op::Chars) continue;  // the least count holds the others
+            if (same && (last->hi == kUnbounded || c.lo <= last->hi + 1))
                 last->hi = last->hi == kUnbounded || c.hi == kUnbounded ? kUnbounded : std::max(last->hi, c.hi);
             else merged.push_back(c);
         }
@@ -499,6 +504,31 @@ u32 Terms::search_dist(i32 n, bool json) {  // Dijkstra over derivatives; nodes 
         }
     }
     return kFar;
+}
+
+bool Terms::finite(i32 n) const {
+    const Node& x = nodes_[n];
+    switch (x.op) {
+    case Op::Seq: return finite(x.a) && finite(x.b);
+    case Op::Rep: return x.c != kUnbounded && finite(x.a);
+    case Op::Alt: return std::all_of(x.kids.begin(), x.kids.end(), [&](i32 k) { return finite(k); });
+    case Op::Both: return std::any_of(x.kids.begin(), x.kids.end(), [&](i32 k) { return finite(k); });
+    case Op::Not:
+    case Op::Json: return false;
+    default: return true;
+    }
+}
+
+u32 Terms::begun_by_anything(i32 n, bool json) {
+    const Node& x = nodes_[n];
+    auto anything = [&](const Node& r) { return r.op == Op::Rep && r.a == any_char && r.c == kUnbounded; };
+    if (anything(x)) return u32(x.b);
+    if (x.op == Op::Seq && anything(nodes_[x.a]) && alive(x.b)) return dist(n, json);
+    if (x.op == Op::Not && finite(x.a)) return 1;
+    u32 best = kFar;
+    if (x.op == Op::Alt)
+        for (i32 k : x.kids) best = std::min(best, begun_by_anything(k, json));
+    return best;
 }
 
 }  // namespace ramet

@@ -79,6 +79,8 @@ public:
     const Edges& edges(i32 n);  // live ones
     bool alive(i32 n);
     u32 dist(i32 n, bool json = false);
+    // Where any text may begin a string of n: no text leaves more bytes to its end than this. Else, or not seen to be so: kFar.
+    u32 begun_by_anything(i32 n, bool json);
     size_t size() const { return nodes_.size(); }
 
 private:
@@ -111,6 +113,7 @@ private:
     bool meets(i32 a, u32 lo, u32 hi);
     bool search_alive(i32 n);
     u32 nearest(i32 a, u32 lo, u32 hi);
+    bool finite(i32 n) const;
     u32 search_dist(i32 n, bool json);
     Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join);
 };

@@ -36,3 +36,14 @@ def print_costs(runs: Sequence[Cost], title: str = "What it cost") -> None:
     from rich.console import Console
 
     Console().print(cost_table(runs, title))
+
+
+def print_saved(*states: Any) -> None:
+    """Prints one line on finished states: the share of prompt tokens that were in the cache, and what was not computed."""
+    totals = {key: sum(state.run.totals[key] for state in states) for key in ("prompt_tokens", "cached_tokens", "forced_tokens", "requests")}
+    hits = totals["cached_tokens"] / max(1, totals["prompt_tokens"])
+    saved = totals["cached_tokens"] + totals["forced_tokens"]
+    print(
+        f"{totals['requests']} requests: cache hit rate {hits:.0%}, {saved:,} tokens saved "
+        f"({totals['cached_tokens']:,} of {totals['prompt_tokens']:,} prompt tokens from the cache, {totals['forced_tokens']:,} forced)"
+    )

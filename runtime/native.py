@@ -69,6 +69,7 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str] = (), headers
     target = folder / f"{name}-{digest.hexdigest()[:20]}.so"
     if target.exists():
         return target
+    print(f"ramet: compiling {name} for this CPU, once", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, cast
 
 from ..errors import LimitError
-from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, json_string, lit, ref, rep, seq
+from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, ref, rep, seq
 from . import numbers
 from .document import FALSE, Document, Literal
 from .facts import (
@@ -272,12 +272,14 @@ class Emitter:
 
     def _member(self, name: str, value: Term) -> Term:
         """A declared name and its value."""
-        between = self.style.key
-        return seq(lit(encode_basestring(name) + between.args[0]) if between.op == "lit" else seq(lit(encode_basestring(name)), between), value)
+        between, text = self.style.key, encode_basestring(name)
+        return framed(text + between.args[0], value) if between.op == "lit" else seq(lit(text), between, value)
 
     def _named(self, names: Term, value: Term) -> Term:
         """Any of the names, as a JSON string, and a value."""
-        return seq(QUOTE, json_string(names), QUOTE, self.style.key, value)
+        between = self.style.key
+        ending = framed('"' + between.args[0], value) if between.op == "lit" else seq(QUOTE, between, value)
+        return seq(QUOTE, json_string(names), ending)
 
     def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:
         """A property with a name that no place is kept for; of a name in all of `names`, with a value that satisfies `value` too."""

@@ -71,6 +71,8 @@ def picked(members: list[Member], extra: Term, separator: Term, lo: int, hi: int
     n = len(members)
     by_name = {member.name: member.term for member in members}
     orders = [list(by_name.values()), [by_name[name] for name in order if name in by_name]]
+    if orders[0] == orders[1]:
+        orders.pop()
     lists = alt(*[seq(*[part for term in terms for part in (separator, term)][1:]) for terms in orders if len(terms) == n])
     more = max(lo - n, 0), None if hi is None else hi - n
     if n and more == (0, 0):

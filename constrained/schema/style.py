@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import GrammarError
-from ..grammar import EMPTY, Term, chars, lit, rep, seq
+from ..grammar import EMPTY, Term, chars, framed, lit, rep, seq
 
 MAX_SPACE = 16
 """The most whitespace characters between two tokens of JSON in the flexible style."""
@@ -43,7 +43,7 @@ class Style:
                 full = self.empty
             else:
                 full = Term("alt", (self.empty, full), full.regular)  # as alt() makes it, but without a look for equal terms
-        return seq(lit(brackets[0]), full, lit(brackets[1]))
+        return framed(brackets[0], full, brackets[1])
 
 
 def _plain(name: str, item: str, key: str) -> Style:

@@ -162,9 +162,12 @@ def test_limits_answer_at_once(schema: Any) -> None:
 def test_many_properties_of_one_definition_stay_linear() -> None:
     def seconds(n: int) -> float:
         schema = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/d"} for i in range(n)}, "$defs": {"d": PLACE}}
-        start = time.process_time()
-        Language(schema)
-        return time.process_time() - start
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            compile_schema(schema)
+            times.append(time.process_time() - start)
+        return min(times)
 
     seconds(10)
     assert seconds(1200) < 12 * max(seconds(300), 0.002)

@@ -15,6 +15,7 @@ from .facts import (
     ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING,
     ArrayFacts, BooleanFacts, Facts, Names, Node, NumberFacts, ObjectFacts, StringFacts, ValuedFacts,
 )  # fmt: skip
+from .keywords import joined_alternatives
 from .lists import Member, Need, in_order, needy, picked, repeated
 from .logic import Solver, string_admits
 from .style import Style, style
@@ -89,8 +90,11 @@ class Emitter:
             return ref("any")
         if len(node) == 1:
             (literal,) = node
-            if not literal & 1 and (simple := self._simple(self.document.schemas[literal >> 1])):
-                return simple
+            if not literal & 1:
+                schema = self.document.schemas[literal >> 1]
+                term = self._simple(schema) or self._union(literal >> 1, schema, depth)
+                if term is not None:
+                    return term
         if not self.solver.kinds(node) & (ARRAY | OBJECT):
             return alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
         name = f"n{len(self._terms)}"
@@ -103,6 +107,16 @@ class Emitter:
         """The term of a schema that only names a scalar type."""
         kind = schema.get("type")
         return SCALARS.get(kind) if type(kind) is str and len(self.solver.keywords(schema)) == 1 else None
+
+    def _union(self, number: int, schema: dict[Any, Any], depth: int) -> Term | None:
+        """The term of a schema that is an anyOf, or a oneOf of schemas that exclude each other, and nothing else: theirs, side by side."""
+        keywords = self.solver.keywords(schema)
+        if len(keywords) != 1 or not keywords <= {"anyOf", "oneOf"}:
+            return None
+        literals = joined_alternatives(self.solver, number, *keywords)
+        if "oneOf" in keywords and any(len(way) > 1 for way in self.solver.exactly_one(literals)):
+            return None
+        return alt(*[self.value(frozenset((literal,)) if literal else ANY, depth) for literal in literals])
 
     def _plain(self, node: Node, depth: int) -> Term | None:
         """The term of an object or array schema with no keyword but the usual ones; None for any other node."""

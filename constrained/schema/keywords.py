@@ -164,10 +164,10 @@ def _(solver: Solver, number: int, kind: int, value: list[Any]) -> Choice:
     return [[literal ^ 1] for literal in _children(solver, number, "allOf", value)]
 
 
-def _with_lists_joined(solver: Solver, number: int, keyword: str, value: list[Any]) -> list[Literal]:
-    """The alternatives of anyOf or oneOf, with those that only list values (a const each, very often) made one."""
+def joined_alternatives(solver: Solver, number: int, keyword: str) -> list[Literal]:
+    """The alternatives of anyOf or oneOf in schema `number`, with those that only list strings (a const each, very often) made one."""
     if (number, keyword) not in solver.joined:
-        listed, others = [], []
+        value, listed, others = solver.document.schemas[number][keyword], list[str](), list[Literal]()
         for i, schema in enumerate(value):
             known = solver.keywords(schema) if isinstance(schema, dict) and len(value) > 2 else ()
             if known and known <= _LISTS and ("const" in schema) != ("enum" in schema):
@@ -190,7 +190,7 @@ _LISTS = {"type", "enum", "const"}
 
 @enforces("anyOf")
 def _(solver: Solver, state: State, number: int, value: list[Any]) -> None:
-    literals = _with_lists_joined(solver, number, "anyOf", value)
+    literals = joined_alternatives(solver, number, "anyOf")
     if solver.annotates and len(literals) <= MAX_SUBSETS:  # what each true alternative evaluates counts, not that of one alone
         state.choices.append([list(some) for n in range(1, len(literals) + 1) for some in combinations(literals, n)])
     elif 0 not in literals:
@@ -204,7 +204,7 @@ def _(solver: Solver, number: int, kind: int, value: list[Any]) -> Choice:
 
 @enforces("oneOf")
 def _(solver: Solver, state: State, number: int, value: list[Any]) -> None:
-    state.choices.append(solver.exactly_one(_with_lists_joined(solver, number, "oneOf", value)))
+    state.choices.append(solver.exactly_one(joined_alternatives(solver, number, "oneOf")))
 
 
 @denies("oneOf")

@@ -74,6 +74,10 @@ class Runtime:
     def get_server_info(self) -> dict[str, Any]:
         return self._loop.server_info()
 
+    def get_stats(self) -> dict[str, Any]:
+        """Queues, pool and counters of the engine as they are now."""
+        return self._loop.stats()
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._loop.tokenizer

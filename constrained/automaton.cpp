@@ -146,13 +146,13 @@ i32 Grammar::intern(Set set) {
     return s;
 }
 
-i32 Grammar::fan(i32 s) {
+const ByteSet& Grammar::live(i32 s) {
     State& t = states_[s];
-    if (t.fan < 0) {
-        t.fan = 0;
-        for (auto& c : t.set.configs) t.fan += store_->expanded(c.term).fan;
+    if (!t.looked) {
+        for (auto& c : t.set.configs) t.live |= store_->expanded(c.term).live;
+        t.looked = true;
     }
-    return t.fan;
+    return t.live;
 }
 
 i32 Grammar::step(i32 s, uint8_t b) {

@@ -49,7 +49,9 @@ struct State {
     std::unique_ptr<i32[]> table;              // the same when they are many; -2 not tried
     std::unique_ptr<Mask> mask;
     std::unique_ptr<std::vector<uint16_t>> needs;  // what each allowed id leaves to be written, once a budget asked
-    i32 fan = -1, canon = -1;
+    i32 canon = -1;
+    bool looked = false;  // live is known
+    ByteSet live;
     int16_t way = -2;  // the first byte of a shortest way to acceptance; -2: not known yet
     u32 dist = kFar + 1, need = kFar + 1, worst = kFar + 1;
 };
@@ -116,7 +118,7 @@ private:
     const Set& closure(i32 stack);
     i32 closure_state(i32 stack);
     i32 intern(Set set);
-    i32 fan(i32 s);
+    const ByteSet& live(i32 s);
     u32 dist(i32 s);
     i32 shortest_byte(i32 s);
     i32 canon(i32 s);

@@ -67,8 +67,8 @@ Store::Store(i32 n, const uint8_t* text, const int64_t* offset)
     : trie(n, text, offset), n_tokens(n), words((n + 31) / 32), text_(text, size_t(offset[n])), offset_(offset, offset + n + 1), mark_(size_t(trie.size()), 0) {
     for (int b = 0; b < 256; b++) {
         i32 at = trie.find(0, uint8_t(b));
-        single[size_t(b)] = at >= 0 && trie.holds(at);
-        if (b >= 0x80 && b < 0xC0) continuations &= single[size_t(b)];
+        if (at >= 0 && trie.holds(at)) single.set(size_t(b));
+        if (b >= 0x80 && b < 0xC0) continuations &= single.has(size_t(b));
     }
 }
 
@@ -156,6 +156,8 @@ void Store::expand(i32 s) {
     for (i32 b = 0; b < 256 && leader >= 0; b++)
         if (next[size_t(b)] == leader) most++, t.mode = int16_t(b);
     if (most < 48) t.mode = -1;
+    for (size_t b = 0; b < 256; b++)
+        if (next[b] != -1) t.live.set(b);
     t.expanded = true;
     if (t.fan > 6) {
         t.table.reset(new i32[256]);
@@ -171,6 +173,23 @@ void Store::expand(i32 s) {
         i32 to = next[size_t(b)] == -2 ? inside(uint8_t(left), tail_after(s, uint8_t(b))) : next[size_t(b)];
         t.few.push_back({uint8_t(b), to});
     }
+}
+
+bool Store::wide(i32 s) {
+    if (expanded(s).wide < 0) {
+        constexpr i32 kMany = 32;
+        const TState& t = expanded(s);
+        bool found = t.fan >= kMany;
+        if (!found && t.node >= 0 && terms[t.node].op != Op::Lit && t.fan < kMany) {
+            i32 last = -1;
+            t.live.each([&](uint8_t b) {
+                i32 to = found ? last : next(s, b);
+                if (to != last) found = expanded(last = to).fan >= kMany;
+            });
+        }
+        states_[size_t(s)]->wide = found;
+    }
+    return states_[size_t(s)]->wide;
 }
 
 u32 Store::dist(i32 s) {

@@ -3,7 +3,6 @@
 // One Store per vocabulary serves every grammar: a JSON string, a number or a date is the same states and masks in all schemas.
 #pragma once
 #include <array>
-#include <bitset>
 #include <mutex>
 
 #include "terms.h"
@@ -17,6 +16,33 @@ struct TrieNode {
     i32 first;  // tokens that end here: ids[first] up to the next node's first
     uint16_t height, depth;  // longest path below, and from the root, in bytes
     uint8_t byte;            // on the edge into the node
+};
+
+class ByteSet {
+public:
+    void set(size_t b) { words_[b >> 6] |= 1ull << (b & 63); }
+    bool has(size_t b) const { return words_[b >> 6] >> (b & 63) & 1; }
+    ByteSet& operator|=(const ByteSet& o) {
+        for (int i = 0; i < 4; i++) words_[i] |= o.words_[i];
+        return *this;
+    }
+    bool meets(const ByteSet& o) const {
+        u64 shared = 0;
+        for (int i = 0; i < 4; i++) shared |= words_[i] & o.words_[i];
+        return shared != 0;
+    }
+    int count() const {
+        int n = 0;
+        for (u64 w : words_) n += __builtin_popcountll(w);
+        return n;
+    }
+    template <class F> void each(F&& visit) const {  // in order
+        for (size_t i = 0; i < 4; i++)
+            for (u64 left = words_[i]; left; left &= left - 1) visit(uint8_t(64 * i + size_t(__builtin_ctzll(left))));
+    }
+
+private:
+    u64 words_[4] = {0, 0, 0, 0};
 };
 
 // A set of ASCII bytes. Bit 0 stands for all others, and for NUL.
@@ -55,8 +81,10 @@ struct TState {
     i32 node = -1;
     uint8_t left = 0;
     bool accept = false, expanded = false;
+    int8_t wide = -1;   // once known
     int16_t mode = -1;  // a byte whose target most bytes share, or -1
-    i32 fan = 0;        // live bytes
+    i32 fan = 0;        // live bytes: how many, and which
+    ByteSet live;
     Edges tail;
     std::vector<std::pair<uint8_t, i32>> few;  // byte -> state, while there are few
     std::unique_ptr<i32[]> table;              // else all 256: -1 dead, -2 live but not made yet
@@ -71,7 +99,7 @@ struct Inner {
     Bits bits;
     std::array<i32, 257> first{};  // leaves[first[b]..first[b + 1]]: trie nodes entered by b, dead here, whose parent accepts
     std::vector<i32> leaves;
-    std::bitset<256> inside;       // bytes that may be taken after an accepting state, other than a leaf's
+    ByteSet inside;       // bytes that may be taken after an accepting state, other than a leaf's
     u32 far = 0;                   // no id is followed by a longer way to acceptance, in bytes
     // Of an unbounded repeat of characters, for its bounded kin: how many each id takes (largest first), and the way to each leaf.
     std::vector<std::pair<i32, i32>> counts;
@@ -85,7 +113,7 @@ public:
     const Trie trie;
     const i32 n_tokens;
     const i32 words;
-    std::bitset<256> single;   // bytes that are tokens of their own
+    ByteSet single;   // bytes that are tokens of their own
     bool continuations = true;  // all that go on a character are
     std::mutex lock;
     u64 bytes = 0;
@@ -108,7 +136,7 @@ public:
     }
     u32 dist(i32 s);
     i32 canon(i32 s);  // the state with the same masks whose counters are no longer than any token can count
-    bool wide(i32 s) { return expanded(s).fan >= 32; }
+    bool wide(i32 s);  // whether its mask is worth keeping: many ids lie in it, not a few along a literal
     const Inner& inner(i32 s);
     u64 held() const { return bytes + terms.bytes; }
 

@@ -11,7 +11,7 @@ struct Term { i32 code; const i32* args; i32 n; bool regular; };
 
 // Whether a shortest string of a literal or a class is made of bytes that are tokens. What is made of them is then, too.
 bool writable(const Term& t, const Store& store) {
-    auto lead = [&](u32 c) { return store.single[c < 0x80 ? c : c < 0x800 ? 0xC0 | c >> 6 : c < 0x10000 ? 0xE0 | c >> 12 : 0xF0 | c >> 18]; };
+    auto lead = [&](u32 c) { return store.single.has(c < 0x80 ? c : c < 0x800 ? 0xC0 | c >> 6 : c < 0x10000 ? 0xE0 | c >> 12 : 0xF0 | c >> 18); };
     auto good = [&](u32 c) { return lead(c) && (c < 0x80 || store.continuations); };
     if (t.code == kLitCode) return std::all_of(t.args, t.args + t.n, [&](i32 c) { return good(u32(c)); });
     if (t.code != kCharsCode) return true;

@@ -47,29 +47,15 @@ i32 Grammar::canon_stack(i32 stack, i32 height) {
 // Calls visit(child node, state) for each child of trie node n that is live from s.
 template <class F> void Grammar::each_child(i32 n, i32 s, F&& visit) {
     const Trie& trie = store_->trie;
-    if (fan(s) <= 8) {
-        uint8_t seen[8];
-        int count = 0;
-        for (size_t i = 0; i < states_[s].set.configs.size(); i++) {
-            const TState& t = store_->expanded(states_[s].set.configs[i].term);
-            auto one = [&](uint8_t b) {
-                if (std::find(seen, seen + count, b) != seen + count) return;
-                seen[count++] = b;
-                if (i32 c = trie.find(n, b); c >= 0) visit(c, step(s, b));
-            };
-            if (!t.table) {
-                for (auto [b, _] : t.few) one(b);
-            } else {
-                for (int b = 0; b < 256; b++)
-                    if (t.table[b] != -1) one(uint8_t(b));
-            }
-        }
+    const ByteSet& bytes = live(s);
+    if (bytes.count() <= 4) {
+        bytes.each([&](uint8_t b) {
+            if (i32 c = trie.find(n, b); c >= 0) visit(c, step(s, b));
+        });
         return;
     }
-    for (i32 c = n + 1; c < trie[n].end; c = trie[c].end) {
-        i32 to = step(s, trie[c].byte);
-        if (to >= 0) visit(c, to);
-    }
+    for (i32 c = n + 1; c < trie[n].end; c = trie[c].end)
+        if (bytes.has(trie[c].byte)) visit(c, step(s, trie[c].byte));
 }
 
 // Calls found(node, state) for every trie node below n that holds tokens and is live from s.
@@ -88,23 +74,17 @@ template <class F> bool Grammar::leave(const Config& c, F&& found) {
     const Inner& inner = store_->inner(c.term);
     const Trie& trie = store_->trie;
     i32 after = closure_state(c.stack);
-    std::bitset<256> next;
-    for (auto& k : states_[after].set.configs) {
-        const TState& t = store_->expanded(k.term);
-        for (auto [b, _] : t.few) next.set(b);
-        for (size_t b = 0; t.table && b < 256; b++)
-            if (t.table[b] != -1) next.set(b);
-    }
-    if ((next & inner.inside).any()) return false;
-    for (int b = 0; b < 256; b++) {
-        if (!next[size_t(b)] || inner.first[b] == inner.first[b + 1]) continue;
-        i32 to = step(after, uint8_t(b));
-        for (i32 i = inner.first[b]; i < inner.first[b + 1]; i++) {
-            i32 n = inner.leaves[i];
+    const ByteSet& next = live(after);
+    if (next.meets(inner.inside)) return false;
+    next.each([&](uint8_t b) {
+        if (inner.first[b] == inner.first[size_t(b) + 1]) return;
+        i32 to = step(after, b);
+        for (i32 i = inner.first[b]; i < inner.first[size_t(b) + 1]; i++) {
+            i32 n = inner.leaves[size_t(i)];
             if (trie.holds(n)) found(n, to);
             walk(n, to, found);
         }
-    }
+    });
     return true;
 }
 
@@ -169,18 +149,10 @@ i32 Grammar::shortest_byte(i32 s) {  // the first byte of a shortest way to acce
     if (states_[s].way != -2) return states_[s].way;
     u32 want = dist(s) - 1;
     int best = -1;
-    auto offer = [&](int b) {
-        auto rank = [&](int x) { return std::pair<bool, int>(!store_->single[size_t(x)], x); };
-        if (best >= 0 && rank(b) >= rank(best)) return;
-        i32 to = step(s, uint8_t(b));
-        if (to >= 0 && dist(to) == want) best = b;
-    };
-    for (auto& c : Set(states_[s].set).configs) {
-        const TState& t = store_->expanded(c.term);
-        for (auto [b, _] : t.few) offer(b);
-        for (int b = 0; t.table && b < 256; b++)
-            if (t.table[b] != -1) offer(b);
-    }
+    live(s).each([&](uint8_t b) {
+        bool better = best < 0 || (store_->single.has(b) && !store_->single.has(size_t(best)));
+        if (better && dist(step(s, b)) == want) best = b;
+    });
     return states_[s].way = int16_t(best);
 }
 

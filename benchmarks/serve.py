@@ -2,7 +2,8 @@
 
     python benchmarks/serve.py [--streams 32] [--tokens 96] [--rounds 3]
 
-Rounds alternate between the two. The clients are one process of their own, as they would be: on a machine with few cores they
+Rounds alternate between the two. On a machine that others use too, wall time is a lottery: the processors' time a token says more,
+though it cannot show waiting. The clients are one process of their own, as they would be: on a machine with few cores they
 take part of what the engine could use; how much is printed.
 """
 
@@ -12,10 +13,12 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 PROMPTS = [f"Question {i}: tell me something about the number {i} and where it is used.\nAnswer:" for i in range(256)]
@@ -87,14 +90,21 @@ def _client_process(pipe: Any) -> None:
         pipe.send(asyncio.run(_clients(*job)))
 
 
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of processes so far."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def start_server(options: list[str]) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ramet.runtime.server", "--port", "0", "--no-log-requests", *options], stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-m", "ramet.runtime.server", "--port", "0", "--no-log-requests", *options], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if '"url"' in line:
@@ -122,17 +132,25 @@ def main() -> None:
     server, url = start_server(["--model-path", options.model_path])
     rows: dict[str, list[float]] = {"in process": [], "served": []}
     gaps: dict[str, list[float]] = {"in process": [], "served": []}
+    costs: dict[str, list[float]] = {"in process": [], "served": [], "HTTP process": []}  # milliseconds a token
     shares = []
+    total = options.streams * options.tokens / 1e3
+    worker = [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
     try:
         in_process(loop, 2, 8)  # both warm
         here.send((url, 2, 8))
         here.recv()
         for _ in range(options.rounds):
+            before = time.process_time()
             speed, pieces = in_process(loop, options.streams, options.tokens)
+            costs["in process"].append((time.process_time() - before) / total)
             rows["in process"].append(speed)
             gaps["in process"] += pieces
+            before, before_http = cpu_seconds([server.pid, *worker]), cpu_seconds([server.pid])
             here.send((url, options.streams, options.tokens))
             speed, pieces, share = here.recv()
+            costs["served"].append((cpu_seconds([server.pid, *worker]) - before) / total)
+            costs["HTTP process"].append((cpu_seconds([server.pid]) - before_http) / total)
             rows["served"].append(speed)
             gaps["served"] += pieces
             shares.append(share)
@@ -148,9 +166,17 @@ def main() -> None:
         print(f"  {name:<11}{speed:9.1f} tokens/s   gap p50 {middle:6.1f} ms   p99 {high:6.1f} ms")
     overhead = 1 - medians["served"] / medians["in process"]
     print(f"  serving costs {100 * overhead:.1f}%   (the clients themselves took {100 * statistics.median(shares):.0f}% of a core)")
+    spent = {name: statistics.median(values) for name, values in costs.items()}
+    more = spent["served"] / spent["in process"] - 1
+    print(
+        f"  processor time a token: in process {spent['in process']:.2f} ms, served {spent['served']:.2f} ms ({100 * more:+.1f}%), "
+        f"of which the HTTP process {spent['HTTP process']:.2f} ms"
+    )
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"tokens_per_second": rows, "overhead": overhead, "gap_p99": {n: percentile(g, 0.99) for n, g in gaps.items()}}, file)
+            json.dump(
+                {"tokens_per_second": rows, "overhead": overhead, "cpu_ms_per_token": costs, "gap_p99": {n: percentile(g, 0.99) for n, g in gaps.items()}}, file
+            )
 
 
 if __name__ == "__main__":

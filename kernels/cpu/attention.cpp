@@ -17,43 +17,73 @@ int splits_of(int context) { return (context + SPLIT - 1) / SPLIT; }
 // How many positions of a split the row at `position` sees.
 int seen(int position, int split) { return std::clamp(position + 1 - split * SPLIT, 0, SPLIT); }
 
-template <int N> void weigh(const float* weights, const float* values, int count, int padded, float* out) {
-  vf acc[N] = {};
-  for (int p = 0; p < count; p++, values += padded) {
-    vf w = splat(weights[p]);
-    for (int i = 0; i < N; i++) acc[i] = fma(w, load(values + i * VL), acc[i]);
+// Scores of Q queries against `count` positions. A query's scores have the same bits whatever Q is.
+template <int Q> void score(const Query* queries, const float* keys, int count, int padded) {
+  constexpr int STEP = VL / Q;
+  for (int p = 0; p < count; p += STEP, keys += STEP * padded) {
+    vf dots[VL] = {};
+    for (int d = 0; d < padded; d += VL)
+      for (int j = 0; j < STEP; j++) {
+        vf k = held(load(keys + j * padded + d));
+        for (int i = 0; i < Q; i++) dots[i * STEP + j] = fma(load(queries[i].q + d), k, dots[i * STEP + j]);
+      }
+    vf s = sums(dots);
+    for (int i = 0; i < Q; i++) std::memcpy(queries[i].scores + p, (const float*)&s + i * STEP, STEP * sizeof(float));
   }
-  for (int i = 0; i < N; i++) store(out + i * VL, acc[i]);
 }
 
-// What `count` positions give one query: part = largest score, sum of exponentials, weighted sum of values.
-void attend(const float* q, const float* keys, const float* values, int count, int padded, float* part) {
-  alignas(64) float scores[SPLIT];
-  vf most = splat(-std::numeric_limits<float>::infinity());
-  for (int p = 0; p < count; p += VL) {
-    vf dots[VL] = {};
-    const float* k = keys + (int64_t)p * padded;
-    for (int d = 0; d < padded; d += VL) {
-      vf x = load(q + d);
-      for (int i = 0; i < VL; i++) dots[i] = fma(x, load(k + i * padded + d), dots[i]);
-    }
-    vf s = sums(dots);
-    for (int i = count - p; i < VL; i++) s[i] = -std::numeric_limits<float>::infinity();
+// Scores become exponentials relative to the largest; part[0] is that, part[1] the sum.
+void exponentials(const Query& query) {
+  for (int p = query.count; p % VL; p++) query.scores[p] = -std::numeric_limits<float>::infinity();
+  vf most = load(query.scores), total = vf{};
+  for (int p = VL; p < query.count; p += VL) {
+    vf s = load(query.scores + p);
     most = s < most ? most : s;  // a NaN stays
-    store(scores + p, s);
   }
   float top = largest(most);
-  vf total = vf{};
-  for (int p = 0; p < count; p += VL) {
-    vf e = exp_negative(load(scores + p) - top);
-    store(scores + p, e);
+  for (int p = 0; p < query.count; p += VL) {
+    vf e = exp_negative(load(query.scores + p) - top);
+    store(query.scores + p, e);
     total += e;
   }
-  part[0] = top, part[1] = sum(total);
+  query.part[0] = top, query.part[1] = sum(total);
+}
+
+// The sums of values weighted by Q queries' exponentials: N vectors of them, from number `d` of the head on.
+template <int Q, int N> void weigh(const Query* queries, const float* values, int count, int padded, int d) {
+  vf acc[Q][N] = {};
+  values += d;
+  for (int p = 0; p < count; p++, values += padded) {
+    vf w[Q];
+    for (int i = 0; i < Q; i++) w[i] = splat(queries[i].scores[p]);
+    for (int n = 0; n < N; n++) {
+      vf v = held(load(values + n * VL));
+      for (int i = 0; i < Q; i++) acc[i][n] = fma(w[i], v, acc[i][n]);
+    }
+  }
+  for (int i = 0; i < Q; i++)
+    for (int n = 0; n < N; n++) store(queries[i].part + 2 + d + n * VL, acc[i][n]);
+}
+
+template <int Q> void weigh_all(const Query* queries, const float* values, int count, int padded) {
   int d = 0;
-  for (; d + 8 * VL <= padded; d += 8 * VL) weigh<8>(scores, values + d, count, padded, part + 2 + d);
-  for (; d + 4 * VL <= padded; d += 4 * VL) weigh<4>(scores, values + d, count, padded, part + 2 + d);
-  for (; d < padded; d += VL) weigh<1>(scores, values + d, count, padded, part + 2 + d);
+  for (; d + 4 * VL <= padded; d += 4 * VL) weigh<Q, 4>(queries, values, count, padded, d);
+  for (; d < padded; d += VL) weigh<Q, 1>(queries, values, count, padded, d);
+}
+
+// Calls one(query) or two(two queries that see as much), for all that see something.
+template <class One, class Two> void in_pairs(const Query* queries, int n, One&& one, Two&& two) {
+  for (int i = 0; i < n;) {
+    if (i + 1 < n && queries[i].count == queries[i + 1].count) two(queries + i), i += 2;
+    else one(queries + i), i++;
+  }
+}
+
+// What the positions of one split give each query.
+void attend(const Query* queries, int n, const float* keys, const float* values, int padded) {
+  in_pairs(queries, n, [&](const Query* q) { score<1>(q, keys, q->count, padded); }, [&](const Query* q) { score<2>(q, keys, q->count, padded); });
+  for (int i = 0; i < n; i++) exponentials(queries[i]);
+  in_pairs(queries, n, [&](const Query* q) { weigh_all<1>(q, values, q->count, padded); }, [&](const Query* q) { weigh_all<2>(q, values, q->count, padded); });
 }
 
 void clear(float* state, int padded) {
@@ -120,10 +150,10 @@ void Attention::plan(const Meta& meta) {
       for (int head = 0; head < heads_.keys; head += heads)
         own_.push_back({meta.tables + s * meta.table_stride, {begin + r, first + r}, std::min(OWN_ROWS, count - r), {head, heads}, found_start_[s], r});
   }
-  int most = 0;
-  for (const Own& task : own_) most = std::max(most, task.rows * task.heads.count * ratio());
-  for (const Ahead& task : ahead_) most = std::max(most, task.rows * heads_.queries);
-  reserve(most);
+  int most = 0, rows = 0;
+  for (const Own& task : own_) most = std::max(most, task.rows * task.heads.count * ratio()), rows = std::max(rows, task.rows);
+  for (const Ahead& task : ahead_) most = std::max(most, task.rows * heads_.queries), rows = std::max(rows, task.rows);
+  reserve(most, rows * ratio());
 }
 
 // Plans splits first..last-1 for all rows of some sequences, `run` splits to a task, unless the parts would take too much room.
@@ -184,15 +214,17 @@ void Attention::spread(const Meta& meta) {
 
 // --- one layer ---------------------------------------------------------------------------------------------------------
 
-void Attention::reserve(int queries) {
+void Attention::reserve(int queries, int together) {
   auto zeros = [](size_t count) {
     auto made = buffer<float>(count);
     std::fill(made.get(), made.get() + count, 0.f);  // the padding of heads stays 0
     return made;
   };
   for (Scratch& s : scratch_) {
-    if (!s.keys) s.keys = zeros(SPLIT * padded_), s.values = zeros(SPLIT * padded_), s.part = zeros(state_size());
+    if (!s.keys) s.keys = zeros(SPLIT * padded_), s.values = zeros(SPLIT * padded_);
     if (queries > s.queries) s.q = zeros(queries * padded_), s.states = zeros(queries * state_size()), s.queries = queries;
+    if (together > s.together) s.parts = zeros(together * state_size()), s.scores = zeros(together * SPLIT), s.together = together;
+    s.list.reserve(together);
   }
 }
 
@@ -217,6 +249,11 @@ void Attention::load_split(Scratch& s, const Layer<T>& layer, const int32_t* slo
   }
 }
 
+// Notes query `index` of the task as one that sees `count` positions of the current split, if it sees any.
+inline void Attention::add_query(Scratch& s, int index, int count, float* part) const {
+  if (count) s.list.push_back({s.q.get() + index * padded_, s.scores.get() + s.list.size() * SPLIT, part, count, index});
+}
+
 // Scaled queries of one row, for the key-value heads of the task: `ratio` query heads each, side by side.
 template <class T> void Attention::load_queries(float* to, const Layer<T>& layer, int row, Range heads) const {
   const float* from = layer.q + row * layer.stride + heads.first * ratio() * heads_.size;
@@ -236,12 +273,12 @@ template <class T> void Attention::ahead(const Ahead& task, const Layer<T>& laye
     int next = split + 1 < task.last ? seen(last_position, split + 1) : 0;
     for (int head = 0; head < heads_.keys; head++) {
       load_split(s, layer, task.slots, split, seen(last_position, split), next, head, heads);
+      s.list.clear();
       for (int r = 0; r < task.rows; r++) {
-        int count = seen(rows[r].position, split);
         int64_t at = task.entry + (split - task.first) * task.pitch + r;
-        for (int h = head * ratio(); h < (head + 1) * ratio() && count; h++)
-          attend(s.q.get() + (r * heads_.queries + h) * padded_, s.keys.get(), s.values.get(), count, padded_, entry(at, h));
+        for (int h = head * ratio(); h < (head + 1) * ratio(); h++) add_query(s, r * heads_.queries + h, seen(rows[r].position, split), entry(at, h));
       }
+      attend(s.list.data(), (int)s.list.size(), s.keys.get(), s.values.get(), padded_);
     }
   }
 }
@@ -255,17 +292,17 @@ template <class T> void Attention::own(const Own& task, const Layer<T>& layer, S
   for (int split = 0; split * SPLIT <= last_position; split++) {
     int64_t found = found_[task.found + split];
     for (int head = heads.first; head < heads.first + heads.count; head++) {
-      if (found < 0) load_split(s, layer, task.slots, split, seen(last_position, split), seen(last_position, split + 1), head, heads);
-      for (int r = 0; r < task.rows; r++) {
-        int count = seen(task.row.position + r, split);
-        for (int h = head * ratio(); h < (head + 1) * ratio() && count; h++) {
-          int i = r * queries + h - heads.first * ratio();
-          const float* part = s.part.get();
-          if (found >= 0) part = entry(found + task.offset + r, h);
-          else attend(s.q.get() + i * padded_, s.keys.get(), s.values.get(), count, padded_, s.part.get());
-          merge(s.states.get() + i * state_size(), part, padded_);
+      s.list.clear();
+      for (int r = 0; r < task.rows; r++)
+        for (int h = head * ratio(); h < (head + 1) * ratio(); h++) {
+          float* part = found >= 0 ? entry(found + task.offset + r, h) : s.parts.get() + s.list.size() * state_size();
+          add_query(s, r * queries + h - heads.first * ratio(), seen(task.row.position + r, split), part);
         }
+      if (found < 0) {
+        load_split(s, layer, task.slots, split, seen(last_position, split), seen(last_position, split + 1), head, heads);
+        attend(s.list.data(), (int)s.list.size(), s.keys.get(), s.values.get(), padded_);
       }
+      for (const Query& query : s.list) merge(s.states.get() + query.index * state_size(), query.part, padded_);
     }
   }
   for (int r = 0; r < task.rows; r++) {

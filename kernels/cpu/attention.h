@@ -28,6 +28,14 @@ struct Heads { int queries, keys, size; };  // query heads, key-value heads, num
 
 constexpr int SPLIT = 64;
 
+struct Query {   // against one split
+  const float* q;
+  float* scores; // SPLIT numbers of room
+  float* part;   // largest score, sum of exponentials, weighted sum of values
+  int count;     // positions of the split that it sees, at least 1
+  int index;     // in its task
+};
+
 class Attention {
  public:
   Attention(Heads heads, int threads);
@@ -53,8 +61,11 @@ class Attention {
     int64_t found, offset;              // found_[found + split], and the first row's place among the sequence's rows
   };
   struct Scratch {                      // of a thread
-    Buffer<float> keys, values, q, states, part;
-    int queries = 0;
+    Buffer<float> keys, values;         // of a split and a head
+    Buffer<float> q, states;            // of all queries of a task
+    Buffer<float> scores, parts;        // of those of one key-value head
+    std::vector<Query> list;
+    int queries = 0, together = 0;
   };
   template <class T> struct Layer {
     const float* q; int64_t stride; const T *k, *v; float scale; float* out; int64_t out_stride;
@@ -63,9 +74,10 @@ class Attention {
   void add_ahead(const Meta& meta, const int32_t* slots, int first, int last, int run, const int32_t* members, int count);
   void share(const Meta& meta);
   void spread(const Meta& meta);
-  void reserve(int queries);
+  void reserve(int queries, int together);
   template <class T>
   void load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int next, int head, Range heads) const;
+  void add_query(Scratch& s, int index, int count, float* part) const;
   template <class T> void load_queries(float* to, const Layer<T>& layer, int row, Range heads) const;
   template <class T> void ahead(const Ahead& task, const Layer<T>& layer, Scratch& s);
   template <class T> void own(const Own& task, const Layer<T>& layer, Scratch& s);

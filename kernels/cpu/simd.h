@@ -62,6 +62,15 @@ inline vf fma(vf a, vf b, vf c) {
 }
 
 
+// Keeps a value in a register: compilers would read it from memory again for every use, or add sums up as a tree whose
+// branches do not fit the registers.
+template <class V> inline V held(V v) {
+#if defined(__AVX2__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 inline float half_to_float(half h) {
 #if defined(__F16C__)
   return _cvtsh_ss(h.bits);
@@ -237,8 +246,6 @@ inline vi total(vi acc) { return (vi)_mm512_madd_epi16((__m512i)acc, _mm512_set1
 inline vi total(vi acc, vi scale) { return (vi)_mm512_madd_epi16((__m512i)acc, (__m512i)scale); }
 inline vi pair(vi scale) { return (scale & 0xffff) | scale << 16; }
 #elif defined(__AVX2__)
-// Keeps a sum in its register: compilers would add the products up as a tree, and run out of registers for its branches.
-inline __m256i held(__m256i sum) { asm("" : "+x"(sum)); return sum; }
 inline vi dot_small(vi acc, vi w, vi x) {
   return (vi)held(_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x)));
 }

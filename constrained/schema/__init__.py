@@ -1,7 +1,7 @@
-"""JSON Schema as a grammar, in four steps, each a file.
+"""JSON Schema as a grammar, in four steps.
 
-document    a schema checked and numbered: $ref, $id, anchors, places
-logic       what a conjunction of schemas asks of one kind of value: allOf, anyOf, oneOf, not, if as sets of alternatives
-keywords    each keyword as facts about one kind of value, and its negation
-emit        facts as grammar terms, a rule for each node: objects, arrays, strings, numbers
+document    checks and numbers the schemas; $ref, $id, anchors, places (checks: the shape of each keyword's value)
+logic       solves a conjunction of schemas into facts about one kind of value (keywords*: what each asserts, and its opposite;
+            facts, state: what the search works on; unevaluated; match: a pattern against a name)
+emit        facts as terms and rules (lists, numbers, style)
 """

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import json
-from json.encoder import encode_basestring
 from collections.abc import Callable
 from functools import cache
+from json.encoder import encode_basestring
 from typing import Any, cast
 
 from ..errors import LimitError
@@ -12,8 +12,20 @@ from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, com
 from . import numbers
 from .document import FALSE, Document, Literal
 from .facts import (
-    ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING,
-    ArrayFacts, BooleanFacts, Facts, Names, Node, NumberFacts, ObjectFacts, StringFacts, ValuedFacts,
+    ARRAY,
+    BOOLEAN,
+    NULL,
+    OBJECT,
+    STRING,
+    ArrayFacts,
+    BooleanFacts,
+    Facts,
+    Names,
+    Node,
+    NumberFacts,
+    ObjectFacts,
+    StringFacts,
+    ValuedFacts,
 )  # fmt: skip
 from .keywords import joined_alternatives
 from .lists import Member, Need, in_order, needy, picked, repeated

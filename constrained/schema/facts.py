@@ -26,6 +26,11 @@ def kind_of(value: Any) -> int:
     return STRING if isinstance(value, str) else ARRAY if isinstance(value, list) else OBJECT
 
 
+def exact(value: int | float) -> Fraction:
+    """A JSON number by its decimal digits: 0.1 is one tenth."""
+    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+
+
 @dataclass(slots=True)
 class Facts:
     """The base: a range of sizes (characters, items, properties) and whether something was learnt since `changed` was cleared."""
@@ -252,10 +257,7 @@ class ObjectFacts(Facts):
     def impossible(self) -> bool:
         if self.hi is not None and max(self.lo, len(self.required)) > self.hi:
             return True
-        for name in self.required:
-            if 1 in self.properties.get(name, ()):
-                return True
-        return False
+        return any([1 in self.properties.get(name, ()) for name in self.required])
 
 
 FACTS: dict[int, type[Facts]] = {

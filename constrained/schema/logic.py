@@ -14,28 +14,13 @@ from ..errors import GrammarError, LimitError
 from ..grammar import Term
 from ..regex import from_regex
 from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe, escape
-from .facts import ANY_KIND, ARRAY, BOOLEAN, FACTS, KINDS, NULL, NUMBER, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
+from .facts import ANY_KIND, ARRAY, FACTS, KINDS, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
+from .keywords import DENY, ENFORCE
 from .match import matches
+from .state import UNDECLARED, Choice, State, type_bits
 from .unevaluated import settle
 
 MAX_BRANCHES = 500
-Alternative = list[Literal]
-Choice = list[Alternative]
-
-UNDECLARED = ("some", "undeclared")
-BITS = {"null": NULL, "boolean": BOOLEAN, "number": NUMBER, "integer": NUMBER, "string": STRING, "array": ARRAY, "object": OBJECT}
-
-
-class State:
-    """A conjunction on the way to facts: literals assumed, literals yet to assume, choices yet to make. Mutable; forked at choices."""
-
-    __slots__ = ("facts", "seen", "todo", "choices")
-
-    def __init__(self, facts: Facts, seen: set[Literal], todo: list[Literal], choices: list[Choice]) -> None:
-        self.facts, self.seen, self.todo, self.choices = facts, seen, todo, choices
-
-    def fork(self, also: Alternative, choices: list[Choice]) -> State:
-        return State(self.facts.fork(), self.seen.copy(), list(also), choices)
 
 
 class Solver:
@@ -43,8 +28,6 @@ class Solver:
 
     def __init__(self, document: Document, *, annotates: bool = False) -> None:
         """`annotates`: whether the document asks what was evaluated (unevaluatedProperties, unevaluatedItems)."""
-        from .keywords import DENY, ENFORCE  # the handlers call back into the solver
-
         self.document = document
         self._enforce, self._deny = ENFORCE, DENY
         self.annotates = annotates
@@ -383,16 +366,6 @@ class Solver:
             if self.is_among(names, name)
         ]
         return [*ways, [self.made(number, {UNDECLARED: (names, literal)}, (names, literal))]]
-
-
-def type_bits(names: str | list[str]) -> int:
-    """The kinds that a `type` names."""
-    if isinstance(names, str):
-        return BITS[names]
-    bits = 0
-    for name in names:
-        bits |= BITS[name]
-    return bits
 
 
 def string_admits(facts: Facts, text: str) -> bool:

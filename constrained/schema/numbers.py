@@ -215,15 +215,15 @@ def _table(conditions: tuple[Any, ...]) -> Table:
     for states in order:
         row: dict[int, list[str]] = {}
         for character in "-.0123456789":
-            after = tuple([part.step(state, character) for part, state in zip(parts, states, strict=True)])
-            if None in after:
+            reached = tuple([part.step(state, character) for part, state in zip(parts, states, strict=True)])
+            if None in reached:
                 continue
-            if after not in numbers:
+            if reached not in numbers:
                 if len(numbers) >= MAX_STATES:
                     raise LimitError(f"the bounds and multiples of a number need more than {MAX_STATES} states")
-                numbers[after] = len(order)
-                order.append(after)
-            row.setdefault(numbers[after], []).append(character)
+                numbers[reached] = len(order)
+                order.append(reached)
+            row.setdefault(numbers[reached], []).append(character)
         edges.append(row)
     ends = [all(part.accepts(state) for part, state in zip(parts, states, strict=True)) for states in order]
     alive = {number for number, end in enumerate(ends) if end}

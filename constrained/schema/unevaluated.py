@@ -12,7 +12,8 @@ from .document import FALSE, Held, Literal
 from .facts import ArrayFacts, Names, ObjectFacts
 
 if TYPE_CHECKING:
-    from .logic import Solver, State
+    from .logic import Solver
+    from .state import State
 
 
 def settle(solver: Solver, state: State) -> None:

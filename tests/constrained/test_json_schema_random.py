@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+
 from ramet.constrained.errors import GrammarError, LimitError
 
 from .schema_helpers import Language

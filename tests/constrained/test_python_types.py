@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 
 import pydantic
 import pytest
+
 from ramet.constrained.errors import GrammarError
 from ramet.constrained.python_types import schema_of
 
@@ -45,7 +46,7 @@ def search(query: str, limit: int = 10) -> str:
 CASES: list[tuple[Any, list[str], list[str]]] = [
     (int, ["1"], ["1.5", '"1"']), (float, ["1", "1.5"], ["true"]), (bool, ["true"], ["1"]), (str, ['"a"'], ["1"]), (None, ["null"], ["0"]),
     (list[int], ["[1, 2]", "[]"], ['["a"]']), (dict[str, int], ['{"a": 1}'], ['{"a": "b"}']), (tuple[int, str], ['[1, "a"]'], ["[1]"]),
-    (Literal["a", 1], ['"a"', "1"], ['"b"']), (Colour, ['"red"', "2"], ['"RED"']), (Optional[int], ["1", "null"], ['"a"']),  # noqa: UP007, UP045
+    (Literal["a", 1], ['"a"', "1"], ['"b"']), (Colour, ['"red"', "2"], ['"RED"']), (Optional[int], ["1", "null"], ['"a"']),  # noqa: UP045
     (Annotated[int, pydantic.Field(gt=3)], ["4"], ["3"]), (Point, ['{"x": 1}', '{"y": 2.5, "x": 1}'], ["{}"]),
     (Movie, ['{"title": "a"}', '{"title": "a", "year": 1}'], ['{"year": 1}']), (list[Movie], ['[{"title": "a"}]'], ["[{}]"]),
     (Node, ['{"n": 1, "kids": [{"n": 2, "name": "b"}]}'], ['{"n": -1}', '{"n": 1, "kids": [{}]}']),

@@ -58,6 +58,7 @@ class Calls:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await last()
+            await self._loop.shutdown_asyncgens()
 
         self.run(end())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -22,6 +22,7 @@ from .errors import CancelledError, DeadlineError, EngineError, QueueFullError, 
 from .jump import WINDOW, JumpForward
 from .model_runner import Runner
 from .output import append_jump, append_token, close, final_chunk, next_chunk
+from .pins import Pins
 from .protocol import Chunk, FinishReason, GenerateRequest, TokenLogprob
 from .request import Plan, PlanItem, Request
 from .sampler import ids_logprobs, raw_logprobs, sample
@@ -42,6 +43,7 @@ class Engine:
         )
         self.door = Door(runner, tokenizer, config)
         self.jumps = JumpForward(tokenizer)
+        self.pins = Pins(self.cache)
         self.steps = 0  # forward passes
         self.computed_tokens = 0  # rows of all passes
         self._live: dict[str, list[Request]] = {}
@@ -93,8 +95,11 @@ class Engine:
             self._end(request, reason or CancelledError(f"request {rid!r} was aborted"))
 
     def flush_cache(self) -> bool:
-        """Drops all cached KV; False, and nothing happens, while requests run or wait."""
-        return not self._live and self.cache.flush()
+        """Drops all cached KV, pinned or not; False, and nothing happens, while requests run or wait."""
+        if self._live:
+            return False
+        self.pins.clear()
+        return self.cache.flush()
 
     @property
     def busy(self) -> bool:
@@ -107,6 +112,8 @@ class Engine:
         """One forward pass, and what came of it. An empty list does not mean that nothing is left: see `busy`."""
         self._expire()
         plan = self.scheduler.plan()
+        while not plan and self.scheduler.waiting and not self.scheduler.running and self.pins.give_way():
+            plan = self.scheduler.plan()
         chunks, self._done = self._done, []
         if not plan:
             return chunks
@@ -274,6 +281,7 @@ class Engine:
 
     def _expire(self) -> None:
         """Ends what ran out of time."""
+        self.pins.expire()
         timed = [r for r in (*self.scheduler.waiting, *self.scheduler.running) if r.deadline is not None]
         now = time.monotonic() if timed else 0.0
         for rid in {r.source.rid for r in timed if r.deadline is not None and now > r.deadline}:

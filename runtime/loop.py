@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,14 @@ class EngineLoop:
     def flush_cache(self) -> bool:
         """Drops all cached KV; False while requests run."""
         return bool(self._ask(self.engine.flush_cache))
+
+    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "") -> int:
+        """Keeps the cached part of a prefix from eviction for `ttl` seconds; its tokens. Raises RequestError, UnsupportedError."""
+        return int(self._ask(lambda: self.engine.pins.pin(ids, ttl, cache_salt)))
+
+    def unpin(self, ids: Sequence[int], cache_salt: str = "") -> bool:
+        """Lets a pinned prefix be evicted again; False if it was not pinned."""
+        return bool(self._ask(lambda: self.engine.pins.unpin(ids, cache_salt)))
 
     def stats(self) -> dict[str, Any]:
         """Queues, pool and counters as they are now."""

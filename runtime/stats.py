@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 def engine_stats(engine: Engine) -> dict[str, Any]:
     """Counts of requests, tokens and slots."""
     cache, scheduler = engine.cache, engine.scheduler
+    engine.pins.expire()  # an idle engine does not step
     return {
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
         "steps": engine.steps,
         "computed_tokens": engine.computed_tokens,
         "pool": {"slots": cache.capacity, "free": cache.free, "cached": cache.tree.size, "evictable": cache.evictable},
+        "pinned_tokens": engine.pins.tokens,
         "tree_nodes": cache.tree.node_count,
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,

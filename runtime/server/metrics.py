@@ -26,6 +26,7 @@ FROM_STATS = {
     "pool.free": ("kv_available_tokens", "KV slots that are free"),
     "pool.cached": ("kv_cached_tokens", "KV slots that the tree holds"),
     "pool.evictable": ("kv_evictable_tokens", "KV slots of the tree that may be evicted"),
+    "pinned_tokens": ("kv_pinned_tokens", "KV slots that pins protect"),
     "tree_nodes": ("radix_tree_nodes", "Nodes of the tree"),
     "evicted_tokens": ("evicted_tokens_total", "KV slots evicted"),
     "retractions": ("num_retracted_requests_total", "Requests taken back to the queue"),

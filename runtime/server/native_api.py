@@ -38,13 +38,18 @@ class AbortBody(Wire):
     abort_all: bool = False
 
 
-class PinBody(Wire):
-    """The body of POST /pin and /unpin: the prefix, and for how many seconds it may not be evicted."""
+class UnpinBody(Wire):
+    """The body of POST /unpin: the prefix, as it was pinned."""
 
     text: str | None = None
     input_ids: list[int] | None = None
-    ttl: Number = Field(300.0, gt=0, le=7 * 86400)
     cache_salt: str = ""
+
+
+class PinBody(UnpinBody):
+    """The body of POST /pin: a prefix, computed if need be, and for how many seconds it may not be evicted."""
+
+    ttl: Number = Field(300.0, gt=0, le=7 * 86400)
 
 
 async def prompt_ids(service: Service, body: Any, *, add_special: bool = True) -> tuple[int, ...]:
@@ -117,19 +122,24 @@ def routes(service: Service) -> APIRouter:
             await asyncio.sleep(0.05)
         return Json({"flushed": True})
 
-    async def pin(request: Request, name: str) -> Response:
-        body = await wire.read(request, PinBody)
-        ids = await prompt_ids(service, body)
-        arguments: dict[str, Any] = {"ids": ids, "cache_salt": body.cache_salt} | ({"ttl": float(body.ttl)} if name == "pin" else {})
-        return Json({"tokens": len(ids), "pinned": await client.call(name, **arguments)})
-
     @router.post("/pin", openapi_extra=wire.schema(PinBody))
-    async def pin_prefix(request: Request) -> Response:
-        return await pin(request, "pin")
+    async def pin(request: Request) -> Response:
+        body = await wire.read(request, PinBody)
 
-    @router.post("/unpin", openapi_extra=wire.schema(PinBody))
-    async def unpin_prefix(request: Request) -> Response:
-        return await pin(request, "unpin")
+        async def run() -> Any:
+            ids = await prompt_ids(service, body)
+            prefill = SamplingParams(max_new_tokens=0)  # computes what is not in the tree yet
+            await service.run(GenerateRequest(new_id("pin-"), ids, prefill, cache_salt=body.cache_salt, deadline=service.deadline(None)))
+            pinned = await client.call("pin", ids=ids, ttl=float(body.ttl), cache_salt=body.cache_salt)
+            return {"tokens": len(ids), "pinned": pinned, "ttl": body.ttl}
+
+        return await answer(request, run())
+
+    @router.post("/unpin", openapi_extra=wire.schema(UnpinBody))
+    async def unpin(request: Request) -> Response:
+        body = await wire.read(request, UnpinBody)
+        ids = await prompt_ids(service, body)
+        return Json({"unpinned": await client.call("unpin", ids=ids, cache_salt=body.cache_salt)})
 
     @router.get("/health")
     async def health() -> Response:

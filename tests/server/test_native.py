@@ -222,8 +222,9 @@ def test_flush(served, http):
 
 
 def test_pin(http):
-    assert http.post("/pin", json={"text": "ab", "ttl": 5}).json() == {"tokens": 3, "pinned": 3}
-    assert http.post("/unpin", json={"text": "ab"}).json()["pinned"] is True
+    assert http.post("/pin", json={"text": "ab", "ttl": 5}).json() == {"tokens": 3, "pinned": 3, "ttl": 5}
+    assert http.post("/unpin", json={"text": "ab"}).json() == {"unpinned": True}
+    assert http.post("/unpin", json={"text": "ab"}).json() == {"unpinned": False}
     assert http.post("/pin", json={"text": "ab", "ttl": 0}).json()["error"]["param"] == "ttl"
 
 

@@ -185,24 +185,26 @@ Kernel kernel_of(Kind kind) {
   return nullptr;
 }
 
-inline void finish(const Product& p, int first, int width, int row, int count, const float* y, const float* gate) {
-  int lanes = std::min(width, p.w->outputs - first);
-  for (int m = 0; m < count; m++, y += width) {
+// What becomes of one vector of sums y (and of the gate's), given what stands in `out` and the bias.
+inline vf finished(Product::What what, vf y, vf gate, vf bias, vf out) {
+  if (what == Product::SiluMul) return silu(gate) * y;
+  return what == Product::Add ? y + bias + out : y + bias;
+}
+
+// Puts the sums of one tile where they belong: y and gate are (count, width).
+void finish(const Product& p, int first, int width, int row, int count, const float* y, const float* gate) {
+  int lanes = std::min(width, p.w->outputs - first), whole = lanes / VL * VL, rest = lanes - whole;
+  const float* bias = p.bias ? p.bias + first : nullptr;
+  for (int m = 0; m < count; m++, y += width, gate += width) {
     float* out = p.out + (row + m) * p.stride + first;
-    for (int v = 0; v < lanes; v += VL) {
-      vf value = load(y + v);
-      int rest = std::min(VL, lanes - v);
-      vf more = vf{};  // the bias, or what is added to
-      const float* from = p.what == Product::Add ? out : p.bias ? p.bias + first : nullptr;
-      if (from) std::memcpy(&more, from + v, rest * sizeof(float));
-      if (p.what == Product::Add && p.bias) {
-        vf bias = vf{};
-        std::memcpy(&bias, p.bias + first + v, rest * sizeof(float));
-        value += bias;
-      }
-      if (p.what == Product::SiluMul) value = silu(load(gate + m * width + v)) * value;
-      else value += more;
-      std::memcpy(out + v, &value, rest * sizeof(float));
+    for (int v = 0; v < whole; v += VL)
+      store(out + v, finished(p.what, load(y + v), load(gate + v), bias ? load(bias + v) : vf{}, load(out + v)));
+    if (rest) {
+      float last[2][VL] = {};
+      std::copy_n(out + whole, rest, last[0]);
+      if (bias) std::copy_n(bias + whole, rest, last[1]);
+      store(last[0], finished(p.what, load(y + whole), load(gate + whole), load(last[1]), load(last[0])));
+      std::copy_n(last[0], rest, out + whole);
     }
   }
 }

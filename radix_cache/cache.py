@@ -137,10 +137,12 @@ class PrefixCache:
         return node
 
     def truncate(self, lease: Lease, length: int) -> None:
-        """Frees the private positions from `length` on (tokens taken back). Shared ones cannot be taken back."""
+        """Gives up the positions from `length` on (ids taken back): private ones are freed, shared ones stay in the tree."""
+        self.allocator.free(lease.slots.view[max(length, lease.shared) :].copy())
         if length < lease.shared:
-            raise CacheError("positions in the tree cannot be taken back")
-        self.allocator.free(lease.slots.view[length:].copy())
+            node = self.tree.ancestor(lease.node, length)
+            self.tree.unlock(lease.node, until=node)
+            lease.node, lease.shared = node, length
         lease.slots.truncate(length)
 
     def release(self, lease: Lease, ids: Ints, *, keep: int | None = None) -> None:

@@ -97,6 +97,12 @@ class RadixTree:
             node, depth = child, depth + same
         return node
 
+    def ancestor(self, node: RadixNode, depth: int) -> RadixNode:
+        """The node on the path to `node` that ends after `depth` ids, made by a split if there is none. depth < node.stop."""
+        while node.start >= depth and node.parent is not None:
+            node = node.parent
+        return node if node.stop == depth else self._split(node, depth - node.start)
+
     def add_child(self, parent: RadixNode, key: Ints, slots: Ints) -> RadixNode:
         """A new leaf; `parent` has no child that starts with key[0]. Arrays are kept, not copied."""
         node = RadixNode(key, slots, parent, next(self._clock))
@@ -116,10 +122,10 @@ class RadixTree:
             node.last_used = now
             node = node.parent
 
-    def unlock(self, node: RadixNode) -> None:
-        """refs - 1 on the path from `node` to the root; nodes that nobody holds may be evicted from now on."""
+    def unlock(self, node: RadixNode, until: RadixNode | None = None) -> None:
+        """refs - 1 on the path from `node` up to, without, `until` (or the root); what nobody holds may be evicted from now on."""
         now = next(self._clock)
-        while node.parent is not None:
+        while node is not until and node.parent is not None:
             node.refs -= 1
             node.last_used = now
             if node.refs == 0:

@@ -147,10 +147,13 @@ class CacheMachine(RuleBasedStateMachine):
         assert gained >= 0
         self._read(lease, ids)
 
-    @rule(held=leases, cut=st.integers(0, 4))
+    @rule(held=leases, cut=st.integers(0, 14))
     def truncate(self, held, cut):
-        lease, _ = held
-        self.cache.truncate(lease, max(lease.shared, len(lease.slots) - cut))
+        lease, ids = held
+        length = max(0, len(lease.slots) - cut)
+        self.cache.truncate(lease, length)
+        assert len(lease.slots) == length
+        self._read(lease, ids)
 
     @rule(held=consumes(leases), keep=st.one_of(st.none(), st.integers(0, 14)))
     def release(self, held, keep):

@@ -341,6 +341,20 @@ class TestConstraints:
         one_way = [p.logprob for c in chunks for p in c.logprobs]
         assert one_way == pytest.approx([p.logprob for c in again for p in c.logprobs], abs=1e-5)
 
+    def test_ids_that_a_jump_takes_back_may_lie_in_the_tree(self):
+        """A repeated request finds its own first answer cached, so that a jump gives back ids whose slots are shared."""
+        params = SamplingParams(max_new_tokens=60, temperature=0, constraint=Constraint("regex", "ab[0-9]{1,3}; the end of it all"))
+        engine = fake_engine()
+        texts = {"".join(c.text for c in run(engine, [GenerateRequest(f"r{i}", prompt(1, 9), params)])[f"r{i}"]) for i in range(3)}
+        assert len(texts) == 1
+        request = engine.prepare(GenerateRequest("again", prompt(1, 9), params))
+        engine.submit(request)
+        engine.step()
+        shared = request[0].lease.shared
+        engine.scheduler.take_back(request[0], shared - 1)
+        engine.check()
+        assert request[0].computed == shared - 1 == len(request[0].lease.slots)
+
     def test_a_grammar_that_fails_in_the_middle_fails_its_request_alone(self, monkeypatch):
         engine = fake_engine()
         digits = SamplingParams(max_new_tokens=20, seed=1, constraint=Constraint("regex", "[0-9]{8}"))

@@ -7,7 +7,7 @@ from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, cast
 
-from ..errors import LimitError
+from ..errors import GrammarError, LimitError
 from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, ref, rep, seq
 from . import numbers
 from .document import FALSE, Document, Literal
@@ -65,9 +65,14 @@ class Emitter:
         while self._todo:
             name, node, depth = self._todo.pop()
             self._place = self.document.places[min(node) >> 1] if node else ""
-            term = self._plain(node, depth)
-            if term is None:
-                term = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+            try:
+                term = self._plain(node, depth)
+                if term is None:
+                    term = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+            except GrammarError as error:
+                if error.place:
+                    raise
+                raise type(error)(f"{error} (in the schema at {self._place or '#'})", place=self._place) from error
             self.rules[name] = term
 
     def _rule_once(self, key: object, make: Callable[[str], dict[str, Term]]) -> Term:

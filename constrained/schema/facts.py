@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from ..grammar import Term
+from ..grammar import MAX_REPEAT, Term
 
 NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT = 1, 2, 4, 8, 16, 32
 ANY_KIND = 63
@@ -54,7 +54,7 @@ class Facts:
             self.lo, self.changed = count, True
 
     def at_most(self, count: int) -> None:
-        if self.hi is None or count < self.hi:
+        if count <= MAX_REPEAT and (self.hi is None or count < self.hi):  # no document is so long that a larger bound counts
             self.hi, self.changed = count, True
 
     @property

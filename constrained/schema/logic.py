@@ -21,6 +21,7 @@ from .state import UNDECLARED, Choice, State, type_bits
 from .unevaluated import settle
 
 MAX_BRANCHES = 500
+MAX_STEPS = 100_000
 
 
 class Solver:
@@ -31,6 +32,7 @@ class Solver:
         self.document = document
         self._enforce, self._deny = ENFORCE, DENY
         self.annotates = annotates
+        self.steps = 0
         self._solved: dict[tuple[Node, int], list[Facts]] = {}
         self._kinds: dict[Literal, int] = {0: ANY_KIND, FALSE: 0}
         self._denied: dict[tuple[int, int], Choice | None] = {}
@@ -190,6 +192,10 @@ class Solver:
         if literal ^ 1 in seen or not self.kinds_of(literal) & kind:
             return False
         seen.add(literal)
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            place = self.document.places[literal >> 1]
+            raise LimitError(f"the schema takes too long to solve (more than {MAX_STEPS} steps, the last of them for {place or '#'})", place=place)
         number = literal >> 1
         if literal & 1:
             ways = self._ways_to_deny(number, kind)

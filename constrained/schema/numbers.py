@@ -26,6 +26,7 @@ NUMBER = seq(
 )
 MAX_STATES = 4_000
 MAX_LISTED = 200
+MAX_TURNS = 40
 SMALL = 60
 """Automata of at most so many states are written without rules."""
 
@@ -166,6 +167,7 @@ class Remainder:
     def __init__(self, step: Fraction, wanted: bool) -> None:
         whole, point = _digits(step)
         self.places, self.modulus, self.wanted = len(point), int(whole + point), wanted
+        self.decimal = str(self.modulus).rstrip("0") == "1"
         self.start: State = ("whole", 0, 0)
 
     def step(self, state: State, character: str) -> State | None:
@@ -178,7 +180,10 @@ class Remainder:
             if places == self.places:
                 return state if character == "0" else None if self.wanted else ("never", 0, 0)
             places += 1
-        return (phase, places, (remainder * 10 + int(character)) % self.modulus)
+        remainder = (remainder * 10 + int(character)) % self.modulus
+        if self.decimal and remainder:  # of a power of ten only the zeros at the end count
+            remainder = 10 ** (len(str(remainder)) - len(str(remainder).rstrip("0")))
+        return (phase, places, remainder)
 
     def accepts(self, state: State) -> bool:
         phase, places, remainder = state
@@ -242,9 +247,15 @@ def _table(conditions: tuple[Any, ...]) -> Table:
 
 
 def _minimal(table: Table) -> Table:
-    """The same language in the fewest states: those that nothing tells apart become one (Moore 1956)."""
+    """The same language in the fewest states: those that nothing tells apart become one (Moore 1956).
+
+    A table that takes long, as one with bounds of many digits does, is left as it is: it has little to join."""
     classes, count = [int(ends) for ends, _ in table], 0
+    turns = 0
     while count < (count := len(set(classes))):
+        if turns == MAX_TURNS:
+            return table
+        turns += 1
         seen: dict[Any, int] = {}
         refined = []
         for state, (_, row) in enumerate(table):

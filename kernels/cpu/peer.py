@@ -54,7 +54,7 @@ class CpuKernels:
         self.lib, self.instruction_set = library.load(instruction_set)
         self.threads = threads or usable_cores()
         self.exact = dtype == "float32"
-        self.kv_dtype = torch.float16 if dtype == "auto" else getattr(torch, dtype)
+        self.kv_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
         self.why = f"compiled kernels ({self.instruction_set}, {self.threads} threads)"
         self.pool = self.lib.ramet_pool_new(self.threads)
         if not self.pool:

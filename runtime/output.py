@@ -28,7 +28,6 @@ def append_jump(request: Request, jump: Jump) -> str:
     if request.logprob_from is not None:
         del request.logprobs[max(0, keep - request.logprob_from) :]
     request.ids.extend(jump.ids)
-    request.forced_tokens += len(jump.ids) - jump.give_back
     request.forced_at = {position for position in request.forced_at if position < keep}
     request.forced_at.update(range(keep + jump.give_back, len(request.ids)))
     request.matcher.advance_bytes(jump.new_bytes)

@@ -45,7 +45,6 @@ class Request:
     started: float | None = None  # first planned
 
     # what came out; by the engine
-    forced_tokens: int = 0
     forced_at: set[int] = field(default_factory=set)  # positions of forced ids
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of positions logprob_from.. , as far as known
     first_logprobs: tuple[tuple[int, float], ...] = ()
@@ -66,6 +65,10 @@ class Request:
     @property
     def output_len(self) -> int:
         return len(self.ids) - self.prompt_len
+
+    @property
+    def forced_tokens(self) -> int:
+        return len(self.forced_at)
 
     @property
     def budget(self) -> int | None:

@@ -87,13 +87,10 @@ def template_messages(messages: list[Any], *, native_tools: bool) -> list[dict[s
         entry: dict[str, Any] = {"role": role, "content": as_text(message.content, where)}
         if isinstance(message, AssistantMessage) and message.tool_calls:
             calls = [
-                {"name": c.function.name, "arguments": _arguments(c.function.arguments, f"{where}.tool_calls[{k}]")}
-                for k, c in enumerate(message.tool_calls)
+                {"name": c.function.name, "arguments": _arguments(c.function.arguments, f"{where}.tool_calls[{k}]")} for k, c in enumerate(message.tool_calls)
             ]
             if native_tools:
-                entry["tool_calls"] = [
-                    {"type": "function", "id": c.id, "function": call} for c, call in zip(message.tool_calls, calls, strict=True)
-                ]
+                entry["tool_calls"] = [{"type": "function", "id": c.id, "function": call} for c, call in zip(message.tool_calls, calls, strict=True)]
             else:
                 written = "\n".join(CALL_OPEN + json.dumps(call, ensure_ascii=False) + CALL_CLOSE for call in calls)
                 entry["content"] = (entry["content"] + "\n" + written).lstrip("\n")
@@ -139,9 +136,7 @@ def chat_text(service: Service, body: Any, tools: list[Tool]) -> str:
 def _rendering(service: Service, body: Any, tools: list[Tool]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Messages and options for the tokenizer's chat methods."""
     if body.chat_template is not None and not service.config.allow_request_templates:
-        raise RequestError(
-            "chat_template: this server does not take templates from requests (--allow-request-templates)", field="chat_template"
-        )
+        raise RequestError("chat_template: this server does not take templates from requests (--allow-request-templates)", field="chat_template")
     native = CALL_OPEN.strip() in (body.chat_template or service.chat_template)
     messages = template_messages(body.messages, native_tools=native)
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})

@@ -232,11 +232,7 @@ async def run_batch(service: Service, batch: Batch) -> Any:
 
 
 async def _add_prompt_ids(service: Service, request: GenerateRequest, results: list[dict[str, Any]]) -> None:
-    ids = (
-        await service.in_thread(service.tokenizer.encode, request.prompt, add_special=True)
-        if isinstance(request.prompt, str)
-        else request.prompt
-    )
+    ids = await service.in_thread(service.tokenizer.encode, request.prompt, add_special=True) if isinstance(request.prompt, str) else request.prompt
     for result in results:
         result["prompt_token_ids"] = list(ids)
 

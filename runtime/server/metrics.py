@@ -70,9 +70,7 @@ class Metrics:
         self.requests = counter("num_requests_total", "Outputs that ended, by reason", "finish_reason")
         self.aborted = counter("num_aborted_requests_total", "Outputs aborted")
         self.http = counter("http_requests_total", "HTTP requests answered", "method", "path", "status")
-        self.hit_rate = Gauge(
-            "ramet:cache_hit_rate", "Prompt tokens found in the tree, of those of the last 1000 requests", registry=self.registry
-        )
+        self.hit_rate = Gauge("ramet:cache_hit_rate", "Prompt tokens found in the tree, of those of the last 1000 requests", registry=self.registry)
         self._recent: deque[Usage] = deque(maxlen=1000)
         self.latencies: deque[dict[str, float]] = deque(maxlen=200)  # of the last outputs, for the page
         self.registry.register(_FromStats(stats))

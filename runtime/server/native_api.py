@@ -83,9 +83,7 @@ def routes(service: Service) -> APIRouter:
             prefix = await prompt_ids(service, body)
             options = tuple(
                 [
-                    tuple(await service.in_thread(service.tokenizer.encode, item, add_special=False))
-                    if isinstance(item, str)
-                    else tuple(item)
+                    tuple(await service.in_thread(service.tokenizer.encode, item, add_special=False)) if isinstance(item, str) else tuple(item)
                     for item in body.options
                 ]
             )

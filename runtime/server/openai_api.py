@@ -31,9 +31,7 @@ def check_model(name: str | None, service: Service) -> None:
     if name is not None and name not in (service.model_name, service.config.engine.model_path, "default"):
         if not name:
             raise RequestError("model: empty", field="model")
-        raise HttpError(
-            404, f"there is no model {name[:200]!r} here; it serves {service.model_name!r}", code="model_not_found", param="model"
-        )
+        raise HttpError(404, f"there is no model {name[:200]!r} here; it serves {service.model_name!r}", code="model_not_found", param="model")
 
 
 def label(request: Request, body: Any, rid: str) -> None:
@@ -74,10 +72,7 @@ def chat_logprobs(service: Service, items: list[tuple[int, TokenLogprob]], top: 
         }
 
     return {
-        "content": [
-            entry(item.token_id, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top[:top]]}
-            for _, item in items
-        ],
+        "content": [entry(item.token_id, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top[:top]]} for _, item in items],
         "refusal": None,
     }
 
@@ -230,15 +225,10 @@ class Chat:
             changes.append({"content": delta.text})
         if delta.call is not None:
             number, call_id, name = delta.call
-            changes.append(
-                {"tool_calls": [{"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}]}
-            )
+            changes.append({"tool_calls": [{"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}]})
         if delta.arguments is not None:
             changes.append({"tool_calls": [{"index": delta.arguments[0], "function": {"arguments": delta.arguments[1]}}]})
-        pieces = [
-            {"index": delta.index, "delta": change, "logprobs": logprobs if "content" in change else None, "finish_reason": None}
-            for change in changes
-        ]
+        pieces = [{"index": delta.index, "delta": change, "logprobs": logprobs if "content" in change else None, "finish_reason": None} for change in changes]
         if delta.finish is not None:
             last: dict[str, Any] = {"index": delta.index, "delta": {}, "logprobs": None, **ending(delta.finish)}
             if delta.timings is not None:

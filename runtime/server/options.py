@@ -87,9 +87,7 @@ def _parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     names = [flag, *ALIASES.get(item.name, [])]
     if hint is bool and default is True:
         names[0] += f"/--no-{flag[2:]}"
-    option = typer.Option(
-        default, *names, help=text, rich_help_panel=panel, envvar="RAMET_" + item.name.upper(), show_default=default not in (None, [])
-    )
+    option = typer.Option(default, *names, help=text, rich_help_panel=panel, envvar="RAMET_" + item.name.upper(), show_default=default not in (None, []))
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint)
 
 
@@ -143,9 +141,7 @@ def _signature() -> inspect.Signature:
         "config",
         inspect.Parameter.KEYWORD_ONLY,
         annotation=Path | None,
-        default=typer.Option(
-            None, "--config", help="A TOML file of these options.", is_eager=True, callback=read_toml, envvar="RAMET_CONFIG"
-        ),
+        default=typer.Option(None, "--config", help="A TOML file of these options.", is_eager=True, callback=read_toml, envvar="RAMET_CONFIG"),
     )
     return inspect.Signature([config, *(_parameter(item, hints[name]) for name, item in option_fields().items())])
 

@@ -110,9 +110,7 @@ def bias(given: dict[str, Number] | None, where: str) -> dict[int, float]:
         if not key.lstrip("-").isdecimal() or not key.isascii():
             raise RequestError(f"{where}: the key {key[:40]!r} is not a token id", field=where)
         if not -100 <= value <= 100 or int(key) < 0 or len(key) > 10:
-            raise RequestError(
-                f"{where}[{key[:40]}]={value}: a token id of the vocabulary and a value from -100 to 100 are needed", field=where
-            )
+            raise RequestError(f"{where}[{key[:40]}]={value}: a token id of the vocabulary and a value from -100 to 100 are needed", field=where)
         result[int(key)] = float(value)
     return result
 

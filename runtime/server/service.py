@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from .metrics import Metrics
 from .parts import Text
 
 T = TypeVar("T")
+log = logging.getLogger("ramet.http")
 
 
 @dataclass
@@ -63,7 +65,10 @@ class Service:
         self._threads = ThreadPoolExecutor(2, "text")
 
     def _observe(self, request: GenerateRequest, chunk: Chunk) -> None:
-        self.metrics.observe(request, chunk)
+        try:
+            self.metrics.observe(request, chunk)
+        except Exception:  # counting must never cost an answer
+            log.exception("a chunk could not be counted")
 
     @property
     def model_name(self) -> str:

@@ -26,9 +26,7 @@ log = logging.getLogger("ramet.supervisor")
 class Supervisor:
     """One worker at a time. `on_end` is called with a sentence when it died and is not started again."""
 
-    def __init__(
-        self, client: EngineClient, spec: Callable[[ipc.Endpoints], Spec], *, restarts: int, on_end: Callable[[str], None]
-    ) -> None:
+    def __init__(self, client: EngineClient, spec: Callable[[ipc.Endpoints], Spec], *, restarts: int, on_end: Callable[[str], None]) -> None:
         self.client = client
         self.make_spec = spec
         self.restarts = restarts

@@ -193,9 +193,7 @@ class Turn:
             constraint=constraint,
             finish=finish,
         )
-        return replace(
-            self.request, rid=f"{self.request.rid}.{self.steps}", prompt=tuple(self.ids), params=params, logprobs=False, top_logprobs=0
-        )
+        return replace(self.request, rid=f"{self.request.rid}.{self.steps}", prompt=tuple(self.ids), params=params, logprobs=False, top_logprobs=0)
 
     def _literal(self, text: str) -> None:
         self.ids += self.service.tokenizer.encode(text, add_special=False)

@@ -151,8 +151,7 @@ class FakeLoop:
 
     def tree(self, depth: int = 64, min_tokens: int = 1) -> dict[str, Any]:
         children = [
-            {"tokens": len(ids), "text": self.tokenizer.decode(ids), "hits": 1, "refs": 0, "last_used": 0, "children": []}
-            for _, ids in sorted(self.seen)
+            {"tokens": len(ids), "text": self.tokenizer.decode(ids), "hits": 1, "refs": 0, "last_used": 0, "children": []} for _, ids in sorted(self.seen)
         ]
         root = {
             "salted": False,
@@ -234,9 +233,7 @@ class _Output:
                 finish = FinishReason("length")
             text, held = self._release(held, final=finish is not None)
             shown += text.encode()
-            sink(
-                self._chunk(place, token, text, finish, Usage(len(self.ids), cached, place + 1, 0), Timings(0.0, first - started, 0.0, 0.0))
-            )
+            sink(self._chunk(place, token, text, finish, Usage(len(self.ids), cached, place + 1, 0), Timings(0.0, first - started, 0.0, 0.0)))
             if finish is not None:
                 return
         if finish is None:
@@ -247,9 +244,7 @@ class _Output:
         """The text that can be shown, and the bytes that may still become a stop string or a character."""
         if final:
             return held.decode("utf-8", "replace"), b""
-        longest = max(
-            (n for word in self.request.params.stop for n in range(1, len(word.encode())) if held.endswith(word.encode()[:n])), default=0
-        )
+        longest = max((n for word in self.request.params.stop for n in range(1, len(word.encode())) if held.endswith(word.encode()[:n])), default=0)
         ready, kept = (held[:-longest], held[-longest:]) if longest else (held, b"")
         text = ready.decode("utf-8", "ignore")
         return text, ready[len(text.encode()) :] + kept

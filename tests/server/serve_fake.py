@@ -4,6 +4,7 @@ import dataclasses
 import sys
 
 import typer
+
 from ramet.runtime.server import launch, options
 
 factory = sys.argv.pop(1)

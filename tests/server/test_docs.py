@@ -9,8 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from ramet.runtime.server import options
 from serving import Served
+
+from ramet.runtime.server import options
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 SNIPPETS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)

@@ -12,15 +12,14 @@ import hypothesis.strategies as st
 import pytest
 import zmq
 from hypothesis import given, settings
+
 from ramet.runtime import errors
 from ramet.runtime.protocol import Chunk, Constraint, FinishReason, GenerateRequest, SamplingParams, Timings, TokenLogprob, Usage
 from ramet.runtime.server import ipc
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-logprobs = st.builds(
-    TokenLogprob, st.integers(0, 9), st.none() | numbers, st.lists(st.tuples(st.integers(0, 9), numbers), max_size=2).map(tuple)
-)
+logprobs = st.builds(TokenLogprob, st.integers(0, 9), st.none() | numbers, st.lists(st.tuples(st.integers(0, 9), numbers), max_size=2).map(tuple))
 params = st.builds(
     SamplingParams,
     max_new_tokens=st.integers(0, 99),

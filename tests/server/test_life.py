@@ -88,9 +88,7 @@ def test_a_step_that_never_ends(serve):
 def test_sigterm_drains(serve):
     server = serve("--model-path", "fake")
     answers = []
-    ask = threading.Thread(
-        target=lambda: answers.append(httpx.post(server.url + "/generate", json={"text": "slow:0.1;say:" + "x" * 15}, timeout=30))
-    )
+    ask = threading.Thread(target=lambda: answers.append(httpx.post(server.url + "/generate", json={"text": "slow:0.1;say:" + "x" * 15}, timeout=30)))
     with server.client() as client:
         ask.start()
         wait_for(lambda: client.get("/loads").json()["open_requests"] == 1)
@@ -132,9 +130,7 @@ def test_a_port_in_use(serve):
         server = serve("--model-path", "fake", "--port", str(port))
         assert server.process.wait(30) == 1
         server._reader.join(5)
-        assert server.log.splitlines() == [
-            f"ramet serve: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host"
-        ]
+        assert server.log.splitlines() == [f"ramet serve: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host"]
 
 
 @pytest.mark.parametrize("options", [["--port", "99999"], ["--log-level", "loud"], ["--trust-remote-code"], ["--max-n", "0"]])
@@ -154,9 +150,7 @@ def test_a_full_queue(serve):
     server = serve("--model-path", "fake", "--max-running-requests", "1", "--max-queued-requests", "1")
     with server.client() as client, crowd(server, streams=2, plain=0):
         response = client.post("/generate", json={"text": "a"})
-        assert (
-            response.status_code == 503 and int(response.headers["retry-after"]) >= 1 and response.json()["error"]["code"] == "queue_full"
-        )
+        assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1 and response.json()["error"]["code"] == "queue_full"
         assert client.get("/health").status_code == 200
         client.post("/abort_request", json={"abort_all": True})
 

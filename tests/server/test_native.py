@@ -45,9 +45,7 @@ def test_prefill_only_and_cached_tokens(http):
 
 
 def test_logprobs(http):
-    meta = generate(http, "abc say:hé", return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True).json()[
-        "meta_info"
-    ]
+    meta = generate(http, "abc say:hé", return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True).json()["meta_info"]
     assert meta["input_token_logprobs"][0] == [None, 256, "<s>"] and len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
     assert meta["output_token_logprobs"][0] == [-0.5, ord("h"), "h"] and meta["output_token_logprobs_length"] == 4
     assert len(meta["output_top_logprobs"][0]) == 2 and meta["input_top_logprobs"][0] is None
@@ -136,9 +134,7 @@ def test_wrong_bodies(http, body, param):
 )
 def test_wrong_params(http, params, param):
     response = generate(http, params=params)
-    assert response.status_code == 400 and (response.json()["error"]["param"] or "").removeprefix("sampling_params.") == param, (
-        response.text
-    )
+    assert response.status_code == 400 and (response.json()["error"]["param"] or "").removeprefix("sampling_params.") == param, response.text
 
 
 def test_neutral_values_of_absent_fields_pass(http):
@@ -174,9 +170,7 @@ def test_duplicate_ids(served, http):
 
 def test_abort(served, http):
     answers = []
-    threads = [
-        threading.Thread(target=lambda i=i: answers.append(generate(http, "slow:0.1;say:" + "x" * 100, rid=f"ab-{i}"))) for i in range(2)
-    ]
+    threads = [threading.Thread(target=lambda i=i: answers.append(generate(http, "slow:0.1;say:" + "x" * 100, rid=f"ab-{i}"))) for i in range(2)]
     for thread in threads:
         thread.start()
     wait_for(lambda: http.get("/loads").json()["open_requests"] == 2)
@@ -247,12 +241,7 @@ def test_metrics(http):
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["ramet:prompt_tokens_total"] == 9 and grown["ramet:generation_tokens_total"] == 5
     assert grown['ramet:num_requests_total{finish_reason="stop"}'] == 1
-    assert (
-        grown["ramet:time_to_first_token_seconds_count"]
-        == grown["ramet:queue_time_seconds_count"]
-        == grown["ramet:e2e_request_latency_seconds_count"]
-        == 1
-    )
+    assert grown["ramet:time_to_first_token_seconds_count"] == grown["ramet:queue_time_seconds_count"] == grown["ramet:e2e_request_latency_seconds_count"] == 1
     assert grown['ramet:http_requests_total{method="POST",path="/generate",status="200"}'] == 1
     assert after["ramet:max_total_num_tokens"] == 4096 and {
         "ramet:num_running_reqs",
@@ -274,13 +263,7 @@ def test_log_lines_and_request_ids(served, http):
     response = http.post("/v1/completions", json={"prompt": "say:secret words", "user": "me"}, headers={"x-request-id": "trace-1"})
     assert response.headers["x-request-id"] == "trace-1"
     line = wait_for(lambda: [x for x in served.lines() if x.get("request_id") == "trace-1"])[0]
-    assert (
-        line["status"] == 200
-        and line["path"] == "/v1/completions"
-        and line["user"] == "me"
-        and line["level"] == "info"
-        and line["seconds"] >= 0
-    )
+    assert line["status"] == 200 and line["path"] == "/v1/completions" and line["user"] == "me" and line["level"] == "info" and line["seconds"] >= 0
     assert "secret words" not in served.log
     made = http.get("/health").headers["x-request-id"]
     assert len(made) == 32

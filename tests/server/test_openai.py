@@ -36,9 +36,7 @@ def test_create(client):
 def test_a_stream_equals_its_twin(client):
     text = "né 漢字 🧑‍🚀🫠 ok"
     whole = client.chat.completions.create(model="fake", messages=user("say:" + text)).choices[0]
-    chunks = list(
-        client.chat.completions.create(model="fake", messages=user("say:" + text), stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(client.chat.completions.create(model="fake", messages=user("say:" + text), stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
     assert "".join(pieces) == whole.message.content == text
@@ -171,9 +169,7 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
-@pytest.mark.parametrize(
-    "choice, name", [("required", "get_weather"), ({"type": "function", "function": {"name": "get_time"}}, "get_time")]
-)
+@pytest.mark.parametrize("choice, name", [("required", "get_weather"), ({"type": "function", "function": {"name": "get_time"}}, "get_time")])
 @pytest.mark.parametrize("stream", [False, True])
 def test_forced_calls(client, choice, name, stream):
     ask = {"model": "fake", "messages": user("weather?"), "tools": [WEATHER, TIME], "tool_choice": choice}

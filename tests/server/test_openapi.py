@@ -42,9 +42,7 @@ def strategy(schema: Any, depth: int = 0) -> st.SearchStrategy[Any]:
 
 
 def objects(schema: dict[str, Any], depth: int) -> st.SearchStrategy[Any]:
-    fields = {
-        name: strategy(inner, depth + 1) | (junk if depth == 0 else st.nothing()) for name, inner in schema.get("properties", {}).items()
-    }
+    fields = {name: strategy(inner, depth + 1) | (junk if depth == 0 else st.nothing()) for name, inner in schema.get("properties", {}).items()}
     required = {name: fields[name] for name in schema.get("required", []) if name in fields}
     optional = {name: made for name, made in fields.items() if name not in required}
     return (
@@ -77,9 +75,7 @@ def operations(served):
 @given(data=st.data())
 def test_no_route_answers_with_5xx(served, operations, data):
     method, path, schema = data.draw(st.sampled_from(operations))
-    path = path.replace("{name}", data.draw(st.sampled_from(["x", "a b", "%2e%2e", "é"]))).replace(
-        "{model}", data.draw(st.sampled_from(["fake", "x/y"]))
-    )
+    path = path.replace("{name}", data.draw(st.sampled_from(["x", "a b", "%2e%2e", "é"]))).replace("{model}", data.draw(st.sampled_from(["fake", "x/y"])))
     content = None
     if schema is not None:
         body = data.draw(strategy(schema))

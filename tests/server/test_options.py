@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from ramet.runtime.config import EngineConfig, ServerConfig
 from ramet.runtime.errors import ConfigError
 from ramet.runtime.server import launch, options
-from typer.testing import CliRunner
 
 
 @pytest.fixture
@@ -81,7 +82,8 @@ def test_other_systems_names(run):
         {"body_timeout": 0.0},
         {"drain_timeout": -1.0},
         {"api_key": " "},
-        {"session_ttl": float("inf")}, {"watchdog_timeout": 0.0},
+        {"session_ttl": float("inf")},
+        {"watchdog_timeout": 0.0},
     ],
 )
 def test_wrong_values(wrong):

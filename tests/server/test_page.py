@@ -29,9 +29,7 @@ def page(browser):
     errors: list[str] = []
     hosts: set[str] = set()
     made.on("pageerror", lambda error: errors.append(str(error)))
-    made.on(
-        "console", lambda message: errors.append(message.text) if message.type == "error" and "status of 40" not in message.text else None
-    )
+    made.on("console", lambda message: errors.append(message.text) if message.type == "error" and "status of 40" not in message.text else None)
     made.on("request", lambda request: hosts.add(request.url.split("/")[2]) if request.url.startswith("http") else None)
     made.hosts = hosts
     yield made

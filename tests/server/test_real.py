@@ -60,9 +60,7 @@ class City(BaseModel):
 
 
 def test_parse(client):
-    got = client.chat.completions.parse(
-        model="smollm2-135m", messages=user("Describe Rome."), response_format=City, temperature=0, max_tokens=80
-    )
+    got = client.chat.completions.parse(model="smollm2-135m", messages=user("Describe Rome."), response_format=City, temperature=0, max_tokens=80)
     assert isinstance(got.choices[0].message.parsed, City) and got.choices[0].finish_reason == "stop"
     assert got.usage.completion_tokens_details.model_extra["forced_tokens"] > 0
 
@@ -115,13 +113,9 @@ def test_logprobs(client):
         for item in content:
             values = [top.logprob for top in item.top_logprobs]
             assert len(values) == 5 and values == sorted(values, reverse=True) and -9999 <= item.logprob <= 0
-    greedy = client.chat.completions.create(
-        model="smollm2-135m", messages=user("Hi"), logprobs=True, top_logprobs=2, temperature=0, max_tokens=6
-    )
+    greedy = client.chat.completions.create(model="smollm2-135m", messages=user("Hi"), logprobs=True, top_logprobs=2, temperature=0, max_tokens=6)
     assert all(item.token == item.top_logprobs[0].token for item in greedy.choices[0].logprobs.content)
-    plain = client.completions.create(
-        model="smollm2-135m", prompt="One two three", echo=True, logprobs=5, max_tokens=4, temperature=0
-    ).choices[0]
+    plain = client.completions.create(model="smollm2-135m", prompt="One two three", echo=True, logprobs=5, max_tokens=4, temperature=0).choices[0]
     assert plain.logprobs.token_logprobs[0] is None and all(len(top) == 5 for top in plain.logprobs.top_logprobs[1:])
     for token, offset in zip(plain.logprobs.tokens, plain.logprobs.text_offset, strict=True):
         assert plain.text[offset : offset + len(token)] == token
@@ -147,9 +141,7 @@ def test_a_prompt_that_ends_inside_a_character(http, size):
     ids = http.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False}).json()["tokens"]
     emoji = http.post("/tokenize", json={"prompt": "🫠", "add_special_tokens": False}).json()["tokens"][:size]
     got = http.post("/generate", json={"input_ids": ids + emoji, "sampling_params": {"max_new_tokens": 6, "temperature": 0}}).json()
-    streamed = events(
-        http.post("/generate", json={"input_ids": ids + emoji, "stream": True, "sampling_params": {"max_new_tokens": 6, "temperature": 0}})
-    )
+    streamed = events(http.post("/generate", json={"input_ids": ids + emoji, "stream": True, "sampling_params": {"max_new_tokens": 6, "temperature": 0}}))
     assert streamed[-1]["text"] == got["text"] and not got["text"].startswith("ab")
 
 
@@ -176,9 +168,7 @@ def test_n_and_seeds(client):
         ask = {"model": "smollm2-135m", "messages": user("A word?"), "n": 3, "seed": 7, "temperature": 1.0, "max_tokens": 24, **extra}
         first, second = (client.chat.completions.create(**ask) for _ in range(2))
         texts = [c.message.content for c in first.choices]
-        assert (
-            [c.index for c in first.choices] == [0, 1, 2] and len(set(texts)) > 1 and texts == [c.message.content for c in second.choices]
-        )
+        assert [c.index for c in first.choices] == [0, 1, 2] and len(set(texts)) > 1 and texts == [c.message.content for c in second.choices]
         assert not extra or all(re.fullmatch("[a-z]{4,12}", text) for text in texts)
 
 
@@ -252,9 +242,7 @@ def test_refusals(http, params, param):
 
 def test_one_token(http):
     for params in ({}, {"n": 2}, {"regex": "[a-z]{3,9}"}):
-        got = http.post(
-            "/generate", json={"text": "Hi", "stream": True, "sampling_params": {"max_new_tokens": 1, "temperature": 0.5, **params}}
-        )
+        got = http.post("/generate", json={"text": "Hi", "stream": True, "sampling_params": {"max_new_tokens": 1, "temperature": 0.5, **params}})
         last = [item for item in events(got) if item["meta_info"]["finish_reason"]]
         assert all(item["meta_info"]["completion_tokens"] == 1 for item in last) and len(last) == params.get("n", 1)
 
@@ -263,9 +251,7 @@ def test_a_slow_grammar_and_a_long_prefill_hold_nobody_up(http, real):
     """While a large prompt is computed and a grammar that explodes is compiled, health answers and others go on."""
     words = "word " * 1900
     with ThreadPoolExecutor(3) as pool:
-        prefill = pool.submit(
-            lambda: httpx.post(real.url + "/generate", json={"text": words, "sampling_params": {"max_new_tokens": 1}}, timeout=120)
-        )
+        prefill = pool.submit(lambda: httpx.post(real.url + "/generate", json={"text": words, "sampling_params": {"max_new_tokens": 1}}, timeout=120))
         grammar = pool.submit(
             lambda: httpx.post(
                 real.url + "/generate",
@@ -282,12 +268,8 @@ def test_a_slow_grammar_and_a_long_prefill_hold_nobody_up(http, real):
 
 def test_sessions_recompute_nothing(http):
     name = http.post("/session", json={"text": "A list of ten animals: cat, dog,"}).json()["session_id"]
-    first = http.post(
-        f"/session/{name}/generate", json={"sampling_params": {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}}
-    ).json()
-    second = http.post(
-        f"/session/{name}/generate", json={"append": " and", "sampling_params": {"max_new_tokens": 5, "temperature": 0}}
-    ).json()
+    first = http.post(f"/session/{name}/generate", json={"sampling_params": {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}}).json()
+    second = http.post(f"/session/{name}/generate", json={"append": " and", "sampling_params": {"max_new_tokens": 5, "temperature": 0}}).json()
     assert second["meta_info"]["cached_tokens"] >= first["tokens"] - 1
     assert http.post("/flush_cache?timeout=10").status_code == 200
 
@@ -309,8 +291,20 @@ def test_requests_that_never_fit(embedded_model):
             ).json()
             assert whole["meta_info"]["finish_reason"]["type"] == "length" and whole["meta_info"]["completion_tokens"] == 13
             aborted_streams(http, server.url, rounds=6)
+            pins_survive(http)
     finally:
         server.end()
+
+
+def pins_survive(http):
+    prefix = {"input_ids": list(range(1000, 1100))}
+    assert http.post("/pin", json=prefix | {"ttl": 60}).json()["pinned"] == 100
+    for i in range(3):
+        http.post("/generate", json={"input_ids": [2000 + i] * 300, "sampling_params": {"max_new_tokens": 1}})
+    again = http.post("/generate", json={"input_ids": [*prefix["input_ids"], 5], "sampling_params": {"max_new_tokens": 1}}).json()
+    assert again["meta_info"]["cached_tokens"] == 100
+    wait_for(lambda: http.get("/loads").json()["pinned_tokens"] == 100, 3)
+    assert http.post("/unpin", json=prefix).json() == {"unpinned": True}
 
 
 def aborted_streams(http, url, rounds):
@@ -354,9 +348,7 @@ def test_crowds_get_their_own_text(real):
         text = ""
         with (
             httpx.Client(base_url=real.url, timeout=60) as own,
-            own.stream(
-                "POST", "/generate", json={"text": prompt, "stream": True, "incremental": True, "sampling_params": params}
-            ) as response,
+            own.stream("POST", "/generate", json={"text": prompt, "stream": True, "incremental": True, "sampling_params": params}) as response,
         ):
             for line in response.iter_lines():
                 if line.startswith("data: {"):
@@ -391,3 +383,26 @@ def test_a_program_on_the_server(real):
         state = judge.run(essay="Once upon a time.", backend=backend, temperature=0)
         assert len(state.ret_value) == 2 and state["verdict"] in ("yes", "no")
         assert backend.flush_cache() in (True, False)
+
+
+@pytest.mark.parametrize("extra, pattern", [({"lark": 'start: "a" | "b" N\nN: /[0-9]{2}/'}, "a|b[0-9]{2}"), ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no")])
+def test_context_free_grammars(client, extra, pattern):
+    got = client.completions.create(model="smollm2-135m", prompt="Hi", max_tokens=9, extra_body=extra)
+    assert re.fullmatch(pattern, got.choices[0].text) and got.choices[0].finish_reason == "stop"
+
+
+def test_whitespace_cannot_run_away(http):
+    """Every token of whitespace is preferred; the document ends all the same."""
+    size = http.get("/server_info").json()["vocab_size"]
+    texts = http.post("/detokenize", json={"tokens": [198]}).json()
+    assert texts["text"] == "\n" and size > 1000
+    schema = {
+        "type": "object",
+        "properties": {"k": {"type": "integer"}, "l": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
+        "required": ["k", "l"],
+        "additionalProperties": False,
+    }
+    params = {"json_schema": schema, "whitespace": "flexible", "max_new_tokens": 200, "temperature": 0, "logit_bias": {"198": 100, "216": 100, "197": 100}}
+    got = http.post("/generate", json={"text": "JSON:", "sampling_params": params}).json()
+    assert got["meta_info"]["finish_reason"]["type"] == "stop" and not re.search(r"\s{40}", got["text"])
+    jsonschema.validate(json.loads(got["text"]), schema)

@@ -106,10 +106,7 @@ def test_two_keys_and_an_upgrade_are_refused(locked):
 
 def test_the_key_opens_and_is_never_shown(locked):
     with openai.OpenAI(base_url=locked.url + "/v1", api_key=KEY, max_retries=0) as client:
-        assert (
-            client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "say:in"}]).choices[0].message.content
-            == "in"
-        )
+        assert client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "say:in"}]).choices[0].message.content == "in"
     with openai.OpenAI(base_url=locked.url + "/v1", api_key="other", max_retries=0) as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
     with locked.client(headers={"authorization": f"Bearer {KEY}"}) as client:

@@ -14,6 +14,7 @@ from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ...runtime import native
 from ..errors import KernelError
@@ -56,81 +57,101 @@ def _listed() -> frozenset[str] | None:
 
 
 def _runs(path: Path) -> bool:
-    """Whether the library passes its own probe, in a process that may die of it."""
-    note = path.with_suffix(".runs")
+    """Whether the library passes its own probe, in a process that may die of it. Noted beside the library."""
+    note = path.with_suffix(".probe")
     if note.exists():
-        return True
+        return note.read_text() == "runs"
     code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).ramet_probe() != 1)"
     try:
         done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(path)], capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:
         return False
-    if done.returncode == 0:
-        note.touch()
+    note.write_text("runs" if done.returncode == 0 else f"ended with {done.returncode}")
     return done.returncode == 0
 
 
 @cache
-def load(wanted: str | None = None) -> tuple[ctypes.CDLL, str]:
-    """The library and the name of its instruction set. RAMET_CPU, or `wanted`, names one instead of the best.
+def load(wanted: str | None = None) -> tuple[ctypes.CDLL, str, str]:
+    """The library, the name of its instruction set, and what became of better ones ("" where there was none).
 
-    Raises KernelError: no compiler, a name that this machine does not have, or nothing that runs.
+    `wanted`, or RAMET_CPU, names a set instead of the best. Raises KernelError: no compiler, a name that this machine does not
+    have, or nothing that compiles and runs.
     """
     wanted = wanted or os.environ.get("RAMET_CPU")
     known = INSTRUCTION_SETS.get(platform.machine(), (BASELINE,))
     if wanted and wanted not in {each.name for each in known}:
         raise KernelError(f"instruction set {wanted!r}: choose one of {', '.join(each.name for each in known)}")
+    try:
+        native.compiler()
+    except native.NativeUnavailable as error:
+        raise KernelError(str(error)) from error
     listed = _listed()
-    candidates = [each for each in known if (each.name == wanted if wanted else listed is None or each.needs <= listed)]
+    missed: list[str] = []
     sources, headers = sorted(HERE.glob("*.cpp")), sorted(HERE.glob("*.h"))
-    for each in candidates:
+    for each in known:
+        if each.name != wanted if wanted else listed is not None and not each.needs <= listed:
+            continue
         try:
             path = native.build(f"cpu-{each.name}", sources, (*FLAGS, *each.flags), headers)
             if _runs(path):
-                return _declare(ctypes.CDLL(str(path))), each.name
+                return _declare(ctypes.CDLL(str(path))), each.name, "; ".join(missed)
+            missed.append(f"{each.name} does not run here")
         except (native.NativeUnavailable, OSError) as error:
-            raise KernelError(str(error)) from error
-    raise KernelError(f"kernels for {', '.join(each.name for each in candidates)} were built and do not run on this processor")
+            missed.append(f"{each.name}: {error}")
+    raise KernelError("; ".join(missed) or f"{wanted or 'no instruction set'} is not what this processor lists")
+
+
+_Fields = list[tuple[str, Any]]
+
+
+def _pointers(*names: str) -> _Fields:
+    return [(name, c_void_p) for name in names]
+
+
+def _ints(*names: str) -> _Fields:
+    return [(name, c_int) for name in names]
 
 
 class Meta(ctypes.Structure):
     """Meta of attention.h."""
 
-    _fields_ = [("sequences", c_int), ("segments", c_int), ("table_stride", c_int64)] + [
-        (name, c_void_p) for name in ("query_start", "context_len", "tables", "start", "stop", "owner", "member_start", "members")
-    ]
+    _fields_ = [
+        *_ints("sequences", "segments"), ("table_stride", c_int64),
+        *_pointers("query_start", "context_len", "tables", "start", "stop", "owner", "member_start", "members"),
+    ]  # fmt: skip
 
 
 class CLinear(ctypes.Structure):
     """Linear of decoder.h."""
 
-    _fields_ = [("w", c_void_p), ("bias", c_void_p)]
+    _fields_ = _pointers("w", "bias")
 
 
 class LayerSpec(ctypes.Structure):
     """LayerSpec of decoder.h."""
 
-    _fields_ = [(name, c_void_p) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")] + [
-        (name, CLinear) for name in ("q", "k", "v", "o", "gate", "up", "down")
-    ]
+    _fields_ = [
+        *_pointers("attn_norm", "mlp_norm", "q_norm", "k_norm"),
+        *((name, CLinear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+    ]  # fmt: skip
 
 
 class DecoderSpec(ctypes.Structure):
     """DecoderSpec of decoder.h."""
 
-    _fields_ = [(name, c_int) for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "rotary_half")] + [
-        ("eps", c_float), ("embed", c_void_p), ("norm", c_void_p), ("head", CLinear), ("cosine", c_void_p), ("sine", c_void_p),
-        ("positions", c_int), ("layer", ctypes.POINTER(LayerSpec)),
+    _fields_ = [
+        *_ints("layers", "hidden", "heads", "kv_heads", "head_size", "rotary_half"), ("eps", c_float), *_pointers("embed", "norm"),
+        ("head", CLinear), *_pointers("cosine", "sine"), *_ints("positions"), ("layer", ctypes.POINTER(LayerSpec)),
     ]  # fmt: skip
 
 
 class Pass(ctypes.Structure):
     """Pass of decoder.h."""
 
-    _fields_ = [("rows", c_int), ("logit_count", c_int)] + [
-        (name, c_void_p) for name in ("input_ids", "positions", "write_slots", "logit_rows")
-    ] + [("meta", Meta), ("cache", c_int), ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("slots", c_int64),
-         ("logits", c_void_p)]  # fmt: skip
+    _fields_ = [
+        *_ints("rows", "logit_count"), *_pointers("input_ids", "positions", "write_slots", "logit_rows"), ("meta", Meta), *_ints("cache"),
+        *_pointers("keys", "values"), ("layer_stride", c_int64), ("slots", c_int64), *_pointers("logits"),
+    ]  # fmt: skip
 
 
 _P, _I = c_void_p, c_int

@@ -41,7 +41,7 @@ class Matrix:
         if not self.handle:
             raise KernelError(f"not enough memory for a weight of {self.outputs} x {self.inputs}")
         self.bytes: int = peer.lib.ramet_matrix_bytes(self.handle)
-        finalize(self, peer.lib.ramet_matrix_free, self.handle)
+        _free_with(self, peer.lib.ramet_matrix_free, self.handle)
 
 
 class CpuKernels:
@@ -51,15 +51,15 @@ class CpuKernels:
     activation_dtype = torch.float32
 
     def __init__(self, dtype: str = "auto", threads: int | None = None, instruction_set: str | None = None) -> None:
-        self.lib, self.instruction_set = library.load(instruction_set)
+        self.lib, self.instruction_set, missed = library.load(instruction_set)
         self.threads = threads or usable_cores()
         self.exact = dtype == "float32"
         self.kv_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-        self.why = f"compiled kernels ({self.instruction_set}, {self.threads} threads)"
+        self.why = f"compiled kernels ({self.instruction_set}, {self.threads} threads{'; ' + missed if missed else ''})"
         self.pool = self.lib.ramet_pool_new(self.threads)
         if not self.pool:
             raise KernelError(f"the system refused {self.threads} threads; ask for fewer")
-        finalize(self, self.lib.ramet_pool_free, self.pool)
+        _free_with(self, self.lib.ramet_pool_free, self.pool)
         self._matrices: WeakKeyDictionary[Any, Matrix] = WeakKeyDictionary()
 
     def matrix(self, weight: Linear | PackedWeight) -> Matrix:
@@ -151,7 +151,8 @@ class CpuDecoder:
     def __init__(self, peer: CpuKernels, weights: DecoderWeights) -> None:
         if weights.sliding_window is not None:
             raise KernelError("a sliding window is not supported by the cpu kernels")
-        self._peer, self._kept = peer, []
+        self._peer = peer
+        self._kept: list[Matrix | Tensor] = []  # what the C side points at
         head = weights.head
         self._vocabulary = head.out_features
         self._shape = (len(weights.layers), weights.n_kv_heads, weights.head_dim)  # of the pool, slots left out
@@ -173,7 +174,7 @@ class CpuDecoder:
         self._handle = peer.lib.ramet_decoder_new(peer.pool, ctypes.byref(self._spec))
         if not self._handle:
             raise KernelError("not enough memory for the decoder")
-        finalize(self, peer.lib.ramet_decoder_free, self._handle)
+        _free_with(self, peer.lib.ramet_decoder_free, self._handle)
 
     @property
     def weight_bytes(self) -> int:
@@ -183,15 +184,17 @@ class CpuDecoder:
     def _vector(self, x: Tensor | None) -> int | None:
         if x is None:
             return None
-        self._kept.append(x.detach().float().contiguous())
-        return self._kept[-1].data_ptr()
+        kept = x.detach().float().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
 
     def _linear(self, w: Linear, *, plain: bool = False) -> CLinear:
         raw = w.weight
         if isinstance(raw, PackedWeight) and (plain or self._peer.exact):
             raw = dequantize(raw)
-        self._kept.append(Matrix(self._peer, raw))
-        return CLinear(self._kept[-1].handle, self._vector(w.bias))
+        kept = Matrix(self._peer, raw)
+        self._kept.append(kept)
+        return CLinear(kept.handle, self._vector(w.bias))
 
     def _gate_and_up(self, gate: Linear, up: Linear) -> tuple[CLinear, CLinear]:
         if gate.bias is not None or up.bias is not None:
@@ -230,6 +233,11 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass
     return cores
+
+
+def _free_with(owner: object, free: Any, handle: int) -> None:
+    """Frees a handle when its owner goes; not at the interpreter's end, where a thread may still be computing with it."""
+    finalize(owner, free, handle).atexit = False
 
 
 def _check(message: bytes | None) -> None:

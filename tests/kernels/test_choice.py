@@ -1,6 +1,10 @@
 """get_kernels says what it chose and why, and never falls back in silence."""
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -52,6 +56,33 @@ def test_cpu_by_name_without_a_compiler_is_an_error(no_compiler: None) -> None:
 def test_an_instruction_set_that_does_not_exist_is_refused() -> None:
     with pytest.raises(KernelError, match="choose one of"):
         library.load("sse9")
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 4)", "os._exit(1)"])
+def test_a_set_that_does_not_run_is_passed_over(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best set's probe dies of an illegal instruction, or computes wrongly: the next one is taken, and `why` tells."""
+    name = cpu_kernels().instruction_set
+    if name == "baseline":
+        pytest.skip("there is no set below the baseline")
+    real = subprocess.run
+
+    def run(command: list[str], **options: object) -> object:
+        if f"cpu-{name}" in command[-1]:
+            command = [sys.executable, "-c", f"import os; {ending}"]
+        return real(command, **options)
+
+    for path in (native.cache_dir() / "native").glob("cpu-*"):
+        (tmp_path / "native").mkdir(exist_ok=True)
+        if path.suffix == ".so":
+            (tmp_path / "native" / path.name).symlink_to(path)
+    monkeypatch.setenv("RAMET_HOME", str(tmp_path))
+    monkeypatch.setattr(library.subprocess, "run", run)
+    library.load.cache_clear()
+    try:
+        peer = cpu_kernels(threads=1)
+        assert peer.instruction_set != name and f"{name} does not run here" in peer.why
+    finally:
+        library.load.cache_clear()
 
 
 def test_dtypes_reach_the_peer() -> None:

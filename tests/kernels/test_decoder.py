@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 
@@ -71,7 +72,7 @@ def a_pass(sequences: list[Sequence], *, share: bool = False, all_logits: bool =
     positions = [p for s, length in enumerate(lengths) for p in range(length - (starts[s + 1] - starts[s]), length)]
     slots = [int(meta.tables[s, p]) for s, length in enumerate(lengths) for p in range(length - (starts[s + 1] - starts[s]), length)]
     ids = torch.randint(0, VOCABULARY, (starts[-1],), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
-    rows = list(range(starts[-1])) if all_logits else [end - 1 for begin, end in zip(starts, starts[1:], strict=False) if end > begin]
+    rows = list(range(starts[-1])) if all_logits else [end - 1 for begin, end in itertools.pairwise(starts) if end > begin]
     return DecoderInput(ids, ints(positions), ints(slots), ints(rows), meta)
 
 

@@ -27,24 +27,24 @@ Metered::~Metered() { g.bytes_ += g.store_->held() - before; }
 
 size_t Grammar::FrameHash::operator()(const Frame& f) const {
     u64 h = (u64(u32(f.rule)) << 32 | u32(f.below)) * 0x9E3779B97F4A7C15ull;
-    h ^= (u64(u32(f.a)) << 32 | u32(f.b)) * 0xff51afd7ed558ccdull;
+    h ^= (u64(u32(f.a)) << 32 | u32(f.b)) * 0xff51afd7ed558ccdull + u64(u32(f.c));
     return size_t(h ^ h >> 29);
 }
 
 bool Grammar::FrameSame::operator()(const Frame& x, const Frame& y) const {
-    return x.rule == y.rule && x.a == y.a && x.b == y.b && x.below == y.below;
+    return x.rule == y.rule && x.a == y.a && x.b == y.b && x.c == y.c && x.below == y.below;
 }
 
-i32 Grammar::push(i32 rule, i32 a, i32 b, i32 below) {
-    auto [at, fresh] = frame_index_.emplace(Frame{rule, a, b, below}, i32(frames_.size()));
+i32 Grammar::push(i32 rule, i32 a, i32 b, i32 below, i32 c) {
+    auto [at, fresh] = frame_index_.emplace(Frame{rule, a, b, below, c}, i32(frames_.size()));
     if (!fresh) return at->second;
     const Rule& r = rules_[rule];
     u64 own = 0;
-    if (r.op == G::Pick) own = pick_dist(r, used_[a].bits, used_[a].left, used_[a].least, b / 2, b % 2);
+    if (r.op == G::Pick) own = pick_dist({rule, a, b, below, c});
     else if (r.op == G::Rep) own = a ? u64(a) * rules_[r.kids[0]].dist : 0;
     else
         for (size_t i = size_t(a); i < r.kids.size(); i++) own += rules_[r.kids[i]].dist;
-    frames_.push_back({rule, a, b, below});
+    frames_.push_back({rule, a, b, below, c});
     frame_dist_.push_back(u32(std::min<u64>(kFar, own + frame_dist_[below])));
     hold(100);
     return at->second;
@@ -79,7 +79,7 @@ void Grammar::enter(i32 rule, i32 stack, Set& out) {
     case G::Ref: enter(r.kids[0], stack, out); break;
     case G::Pick:
         if (r.required == 0 && r.lo == 0) resume(stack, out);
-        pick_member(rule, nothing_used(rule), 0, stack, out);
+        pick_member(rule, used_set(rule, no_use(r)), 0, stack, out);
         break;
     }
 }

@@ -19,12 +19,13 @@ struct Rule {           // a node of the grammar
     u32 dist = kFar;    // fewest bytes it matches; kFar: none at all
 };
 
-struct Frame { i32 rule, a, b, below; };  // Seq: a = next kid. Rep: a..b times still. Pick: see pick.cpp. below: the stack under it; 0 is the end
+struct Frame { i32 rule, a, b, below, c = -1; };  // Seq: a = next kid. Rep: a..b times still. Pick: see pick.cpp. below: the stack under it; 0 is the end
 
 struct Used {             // items of a Pick that are used up
     std::vector<u64> bits;
-    i32 left;   // required ones that are not
-    u64 least;  // fewest bytes of those
+    i32 left;      // required ones that are not
+    i32 distinct;  // different members so far; all extras are one
+    u64 least;     // fewest bytes of the required ones left
 };
 
 struct Config {
@@ -104,15 +105,17 @@ private:
     void decode(const i32* code, size_t n, bool whole);
     void measure();
     void refuse_left_recursion();
-    i32 push(i32 rule, i32 a, i32 b, i32 below);
+    i32 push(i32 rule, i32 a, i32 b, i32 below, i32 c = -1);
     void enter(i32 rule, i32 stack, Set& out);
     void resume(i32 stack, Set& out);
-    i32 used_set(i32 rule, std::vector<u64> bits, i32 left, u64 least);
+    i32 used_set(i32 rule, Used used);
     i32 used_too(i32 rule, i32 used, i32 item);
-    i32 nothing_used(i32 rule);
-    u64 pick_dist(const Rule& r, const std::vector<u64>& bits, i32 left, u64 least, i32 count, bool separated);
+    Used no_use(const Rule& r);
+    Used counted(const Rule& r, const Used& used, i32 member);
+    u64 pick_dist(const Rule& r, const Used& used, i32 count, bool separated);
     u64 pick_dist(const Rule& r);
-    bool may_pick(const Rule& r, i32 member, i32 count, i32 left);
+    u64 pick_dist(const Frame& f);
+    bool may_pick(const Rule& r, const Used& used, i32 member, i32 count);
     void pick_member(i32 rule, i32 used, i32 count, i32 below, Set& out);
     void resume_pick(const Frame& f, Set& out);
     const Set& closure(i32 stack);

@@ -11,9 +11,9 @@ import numpy as np
 from .compiler import Grammar, GrammarCompiler
 from .errors import GrammarError
 from .json_schema import translate
-from .schema.document import NOT_ENFORCED
 from .matcher import Matcher
 from .python_types import schema_of
+from .schema.document import NOT_ENFORCED
 from .vocabulary import Vocabulary
 
 MAX_SHORTEST = 2_000  # bytes of the shortest document that are worked out and shown

@@ -66,7 +66,7 @@ _TEMPLATE = rf"(?:[^\x00-\x20\x7f-\x9f\"'%<>\\^`{{|}}]|%[0-9A-Fa-f]{{2}}|\{{[+#.
 def _regex(depth: int = 4) -> str:
     """ECMA-262 patterns, in the form that is an error in no mode, with groups to `depth`."""
     escape = r"\\(?:[dDwWsSbBtnvfr0^$\\.*+?()\[\]{}|/]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"
-    member = rf"(?:[^\]\\\n\r^-]|\\(?:[dDwWsStnvfrb0^$\\.*+?()\[\]{{}}|/-]|x[0-9A-Fa-f]{{2}}|u[0-9A-Fa-f]{{4}}))"
+    member = r"(?:[^\]\\\n\r^-]|\\(?:[dDwWsStnvfrb0^$\\.*+?()\[\]{}|/-]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}))"
     ordered = "|".join(rf"{n},[{n}-9]" for n in range(10))
     quantifier = rf"(?:(?:[*+?]|\{{(?:\d+,?|{ordered}|\d,[1-9]\d)\}})\??)"
     ascending = "a-z|A-Z|0-9|a-f|A-F|1-9|0-5|a-zA-Z"

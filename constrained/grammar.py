@@ -223,9 +223,10 @@ def _merge_repeats(inner: tuple[Any, ...], lo: int, hi: int | None) -> Term | No
 
 
 def pick(items: Iterable[tuple[Term, bool]], separator: Term, extra: Term = NOTHING, lo: int = 0, hi: int | None = None) -> Term:
-    """A list in any order: each of `items` (term, required) at most once, `extra` any number of times, `lo` to `hi` members in all.
+    """A list in any order: each of `items` (term, required) at most once, `extra` any number of times.
 
-    No member may be empty, nor the separator between them. What was used is part of the automaton's state and is never expanded."""
+    At most `hi` members in all, and at least `lo` that are different: extras may be equal, so all of them count as one. No member may be
+    empty, nor the separator between them. What was used is part of the automaton's state and is never expanded."""
     known = sorted(items, key=lambda item: not item[1])
     required = sum(item[1] for item in known)
     if hi is not None and max(lo, required) > hi:

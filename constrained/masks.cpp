@@ -39,7 +39,7 @@ i32 Grammar::canon_stack(i32 stack, i32 height) {
         a = std::min(a, height);
         if (b >= height) b = kUnbounded;
     }
-    if (below != f.below || a != f.a || b != f.b) to = push(f.rule, a, b, below);
+    if (below != f.below || a != f.a || b != f.b) to = push(f.rule, a, b, below, f.c);
     if (size_t(stack) >= canon_stacks_.size()) canon_stacks_.resize(frames_.size() * 2, -1);
     return canon_stacks_[stack] = to;
 }

@@ -288,6 +288,10 @@ class Emitter:
         needed = sum(member.required for member in members)
         if lo <= needed:
             lo = 0
+        counted = 1 + (needed if facts.undeclared_witnesses else len(members))  # undeclared names may be equal: together they count as one
+        if lo > counted and extra.op != "nothing":
+            self.document.refuse("minProperties", self._place, "needs several properties that are not declared, and nothing keeps their names apart")
+            lo = counted
         if facts.undeclared_witnesses:
             return self._object_with_witnesses(facts, members, lo, hi, depth)
         body = picked(members, extra, separator, lo, hi, facts.required)

@@ -55,6 +55,8 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "object", "propertyNames": {"pattern": "^[a-c]+$", "maxLength": 2}}, ['{"ab": 1}', "{}"], ['{"abc": 1}', '{"d": 1}']),
     ({"type": "object", "properties": {"a": True, "b": True, "c": True}, "minProperties": 2, "maxProperties": 2, "additionalProperties": False},
      ['{"a": 1, "b": 2}', '{"c": 1, "a": 2}'], ['{"a": 1}', '{"a": 1, "b": 2, "c": 3}', "{}"]),
+    ({"type": "object", "properties": {"a": True, "b": True}, "minProperties": 2, "maxProperties": 3},
+     ['{"x": 1, "a": 2}', '{"b": 1, "a": 2, "c": 3}', '{"x": 1, "x": 1, "b": 2}'], ['{"x": 1, "x": 2}', '{"a": 1}', '{"a": 1, "b": 2, "c": 3, "d": 4}']),
     ({"type": "object", "dependentRequired": {"card": ["zip"]}, "properties": {"card": {"const": 1}, "zip": {"const": 2}}, "additionalProperties": False},
      ['{"card": 1, "zip": 2}', '{"zip": 2}', "{}"], ['{"card": 1}']),
     ({"type": "object", "dependencies": {"a": {"required": ["b"]}, "c": ["d"]}}, ['{"a": 1, "b": 2}', '{"c": 1, "d": 2}'], ['{"a": 1}', '{"c": 1}']),
@@ -107,7 +109,7 @@ def test_language(schema: Any, accepted: list[str], refused: list[str]) -> None:
         ({"$ref": "#/$defs/nope"}, "$ref"), ({"$ref": "https://127.0.0.1:9/x.json"}, "$ref"), ({"$ref": "#"}, "$ref"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "$ref"),
         ({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, "$ref"), ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"),
+        ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"), ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "string", "pattern": "(a)\\1"}, "pattern"),
     ],
 )  # fmt: skip

@@ -70,7 +70,8 @@ def test_accepts_exactly_the_valid(schema: Any, values: list[Any]) -> None:
         language = Language(schema)
     except LimitError:
         assume(False)
-    except GrammarError:  # nothing is refused by name here: so it can only be that there is no document
+    except GrammarError as error:
+        assume("minProperties" not in str(error))  # the one keyword here that may be refused; else there is no document
         assert not any(valid)
         return
     for value, right in zip(values, valid, strict=True):

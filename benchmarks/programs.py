@@ -216,6 +216,9 @@ def main() -> None:
     runtimes = {mode: ramet.Runtime(args.model, **options) for mode, options in modes.items()}
     results: dict[str, dict[str, list[dict[str, Any]]]] = {}
     try:
+        for runtime in runtimes.values():  # what happens once a process - compiling grammars, first pages of memory - is not the question
+            for workload in workloads("warm", 0.1).values():
+                measure(runtime, workload, args.concurrency)
         for r in range(args.rounds):
             for mode in modes if r % 2 == 0 else reversed(modes):
                 for name, workload in workloads(f"{args.seed}/{r}", args.scale).items():

@@ -14,7 +14,7 @@ from . import ir, waiting
 from .api import Stop, seconds
 from .defaults import chat_format, resolve
 from .run import Run
-from .sampling import overrides
+from .sampling import Defaults, overrides
 from .state import ProgramState
 
 RUN_ONLY = (
@@ -46,6 +46,8 @@ class Program:
     def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None) -> None:
         if not callable(func):
             raise TypeError(f"@function is for a Python function, not {func!r}")
+        if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func):
+            raise TypeError(f"{func.__qualname__}: a program is an ordinary function that returns; to await its run, use arun")
         self.func = func
         self.bound = dict(bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
@@ -196,7 +198,7 @@ class Program:
         return {
             "backend": backend,
             "chat": chat_format(backend, options["chat_template"]),
-            "defaults": overrides(sampling),
+            "defaults": Defaults(overrides(sampling)),
             "logprobs": ir.Logprobs(
                 bool(options["return_logprob"] or options["top_logprobs_num"]),
                 _or(options["logprob_start_len"], -1),

@@ -39,6 +39,14 @@ OPEN_BELOW = ("top_p", "repetition_penalty")  # zero itself is out of range
 FLAGS = ("ignore_eos", "no_stop_trim", "skip_special_tokens", "jump_forward")
 
 
+class Defaults(dict[str, Any]):
+    """A run's parameters, and what a gen gets that has none of its own."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.params = SamplingParams(**values)
+
+
 def overrides(named: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters among `named` that are set (not None), under their `SamplingParams` names and checked.
 
@@ -52,6 +60,8 @@ def overrides(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def merged(defaults: Mapping[str, Any], own: Mapping[str, Any], constraint: Constraint | None = None) -> SamplingParams:
     """A gen's parameters: its own, else the run's, else those of `SamplingParams`."""
+    if constraint is None and not own and isinstance(defaults, Defaults):
+        return defaults.params
     return SamplingParams(**{**defaults, **own}, constraint=constraint)
 
 

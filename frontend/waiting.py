@@ -34,6 +34,8 @@ class Signal:
 
     def notify(self) -> None:
         """Wakes all who wait. Not to be called with the lock held."""
+        if not self._wakers:  # who adds one now looks once more after that
+            return
         with self.lock:
             wakers, self._wakers = self._wakers, []
         for wake in wakers:

@@ -6,6 +6,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import ramet
 
 NAMES = """
@@ -74,3 +76,5 @@ def test_importing_is_cheap():
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(ramet, "nonsense")
+    with pytest.raises(AttributeError, match="OpenAI's API"):
+        _ = ramet.Anthropic

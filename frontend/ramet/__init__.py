@@ -46,6 +46,15 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_PROXY = "this service is reached through a proxy that speaks OpenAI's API: OpenAI(model, base_url=...)"
+_ELSEWHERE = {  # names that programs bring from elsewhere
+    "Anthropic": _PROXY,
+    "VertexAI": _PROXY,
+    "LiteLLM": _PROXY,
+    "Crusoe": _PROXY,
+    "global_config": "there is no global state; set_default_backend and the options of run say it all",
+    "launch_server": "run `ramet serve`",
+}
 _SUBPACKAGES = ("frontend", "runtime", "constrained", "kernels", "radix_cache")
 __all__ = sorted(_HOME_OF)
 
@@ -114,7 +123,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'ramet' has no attribute {name!r}")
+        hint = _ELSEWHERE.get(name)
+        raise AttributeError(f"module 'ramet' has no attribute {name!r}" + (f": {hint}" if hint else ""))
     value = getattr(import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value

@@ -195,6 +195,18 @@ def test_the_first_parameter_is_s():
         ramet.function(lambda state: None)
 
 
+def test_bodies_are_ordinary_functions():
+    async def later(s):
+        pass
+
+    def pieces(s):
+        yield s
+
+    for body in (later, pieces):
+        with pytest.raises(TypeError, match="arun"):
+            ramet.function(body)
+
+
 def test_none_and_numbers_are_no_text(fake):
     def nothing(s):
         s += None

@@ -286,3 +286,20 @@ def test_errors_and_the_next_run(backend):
         with pytest.raises(sgl.ConstraintError):
             bad.run()
     assert sgl.function(lambda s: s.__iadd__("fine" + sgl.gen("v", max_tokens=2)) and None).run()["v"] is not None
+
+
+def test_ids_are_those_of_the_models_template(embedded):
+    messages = [
+        {"role": "user", "content": "  Name a colour.\n"},
+        {"role": "assistant", "content": "Blue."},
+        {"role": "user", "content": "Encore <|im_start|> ü?"},
+    ]
+
+    @sgl.function
+    def chat(s):
+        for m in messages:
+            getattr(s, m["role"])(m["content"])
+        s += sgl.assistant_begin()
+
+    tokenizer = embedded.get_tokenizer()
+    assert list(chat.run(backend=embedded).token_ids()) == tokenizer.encode_chat(messages, add_generation_prompt=True)

@@ -5,6 +5,7 @@ import json
 
 import jsonschema
 import pytest
+
 from ramet.constrained.check import check
 
 PLACE = {

@@ -9,6 +9,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ramet.constrained import formats
 from ramet.constrained.schema.match import matches
 

@@ -21,6 +21,10 @@ Literal = int
 """A schema that must hold (2 * number) or must not (2 * number + 1)."""
 
 
+Where = str | tuple[int, tuple[str | int, ...]]
+"""A JSON pointer, or a schema and the way from it: written out only for an error."""
+
+
 class Held(int):
     """A literal, where a schema that the compiler wrote itself has one in place of a schema."""
 
@@ -37,13 +41,24 @@ class Document:
         self._reference_alone = isinstance(root, dict) and OLD_DRAFT.search(str(root.get("$schema"))) is not None
         self._sources: dict[int, dict[str, Any]] = {}  # of the schemas of which only the $ref counts
         self.schemas: list[dict[Any, Any]] = [{}]
-        self.places: list[str] = [""]
+        self._where: list[Where] = [""]
         self.numbers: dict[int, int] = {}
-        self._targets: dict[tuple[int, str], Literal] = {}
+        self._targets: dict[tuple[int, str] | str, Literal] = {}
         self._names: Index | None = None
         self._acyclic: set[int] = set()
 
-    def literal(self, schema: Any, place: str) -> Literal:
+    def place(self, number: int) -> str:
+        """Where schema `number` lies, as a JSON pointer."""
+        place = self._where[number] = self._pointer(self._where[number])
+        return place
+
+    def _pointer(self, where: Where) -> str:
+        if isinstance(where, str):
+            return where
+        number, path = where
+        return self.place(number) + "".join([f"/{escape(str(part))}" for part in path])
+
+    def literal(self, schema: Any, where: Where) -> Literal:
         """The literal that says "`schema` holds". Raises GrammarError if it is not a schema."""
         number = self.numbers.get(id(schema))
         if number is not None:
@@ -51,16 +66,18 @@ class Document:
         if schema is True or schema is False:
             return 0 if schema else FALSE
         if not isinstance(schema, dict):
+            place = self._pointer(where)
             raise GrammarError(f"not a schema at {place or '#'}: an object or a boolean is due, not {describe(schema)}", place=place)
         if not schema:
             return 0
         for keyword, value in schema.items():
             if check := CHECKS.get(keyword):
                 if wrong := check(value):
+                    place = self._pointer(where)
                     raise GrammarError(f"{keyword!r} at {place or '#'} {wrong}, not {describe(value)}", place=f"{place}/{keyword}")
         if self._reference_alone and "$ref" in schema and len(schema) > 1:
-            return self._alone(schema, place)
-        return self._add(schema, place)
+            return self._alone(schema, self._pointer(where))
+        return self._add(schema, where)
 
     def _alone(self, schema: dict[str, Any], place: str) -> Literal:
         """A $ref under a draft that knows nothing beside it (drafts 3 to 7: "all other properties [...] SHALL be ignored")."""
@@ -72,17 +89,17 @@ class Document:
         self._sources[literal >> 1] = schema
         return literal
 
-    def made(self, schema: dict[Any, Any], place: str) -> Literal:
-        """The literal of a schema that the compiler wrote itself for the one at `place`."""
-        return self._add(schema, place) if schema else 0
+    def made(self, schema: dict[Any, Any], number: int) -> Literal:
+        """The literal of a schema that the compiler wrote itself for schema `number`."""
+        return self._add(schema, (number, ())) if schema else 0
 
-    def _add(self, schema: dict[Any, Any], place: str) -> Literal:
+    def _add(self, schema: dict[Any, Any], where: Where) -> Literal:
         number = len(self.schemas)
         if number > MAX_SCHEMAS:
-            raise LimitError(f"more than {MAX_SCHEMAS} schemas in one document", place=place)
+            raise LimitError(f"more than {MAX_SCHEMAS} schemas in one document", place=self._pointer(where))
         self.numbers[id(schema)] = number
         self.schemas.append(schema)  # also keeps the object alive, and so its id its own
-        self.places.append(place)
+        self._where.append(where)
         return 2 * number
 
     def refuse(self, keyword: str, place: str, why: str) -> None:
@@ -107,13 +124,14 @@ class Document:
         return literal
 
     def _resolve(self, owner: int, reference: str) -> Literal:
-        known = self._targets.get((owner, reference))
+        key = (owner, reference) if self._embedded_ids or not reference.startswith("#") else reference
+        known = self._targets.get(key)
         if known is None:
-            known = self._targets[owner, reference] = self.literal(*self._find(reference, owner))
+            known = self._targets[key] = self.literal(*self._find(reference, owner))
         return known
 
     def _find(self, reference: str, owner: int) -> tuple[Any, str]:
-        place = self.places[owner]
+        place = self.place(owner)
         if "$ref" not in self.schemas[owner] and (self._embedded_ids or reference[1:] in self._index().ambiguous):
             keyword = "$dynamicRef" if "$dynamicRef" in self.schemas[owner] else "$recursiveRef"
             raise GrammarError(f"{keyword!r} at {place or '#'} has more than one possible target: use '$ref'", place=f"{place}/{keyword}")
@@ -143,7 +161,7 @@ class Document:
 
     def _follow(self, schema: Any, at: str, pointer: str, owner: str) -> tuple[Any, str]:
         """What a fragment (`#` or `#/a/b`) means inside `schema`, which lies at `at`; `owner` is where the $ref stands."""
-        for part in unquote(pointer).split("/")[1:]:
+        for part in (unquote(pointer) if "%" in pointer else pointer).split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             try:
                 schema = schema[int(part)] if isinstance(schema, list) else schema[part]
@@ -166,7 +184,7 @@ class Document:
             number, following = path[-1]
             for child in following:
                 if child in open_now:
-                    place = self.places[child]
+                    place = self.place(child)
                     raise GrammarError(f"'$ref' at {place or '#'} leads back to itself before any value is read", place=f"{place}/$ref")
                 if child not in self._acyclic:
                     open_now.add(child)
@@ -179,18 +197,18 @@ class Document:
 
     def _applied_in_place(self, number: int) -> list[int]:
         """The schemas that schema `number` applies to the same value."""
-        schema, place = self.schemas[number], self.places[number]
+        schema = self.schemas[number]
         found: list[Literal] = []
         for keyword in IN_PLACE & schema.keys():
             value = schema[keyword]
             if keyword in REFERENCES:
                 found.append(self._resolve(number, value))
             elif isinstance(value, list):
-                found += [self.literal(s, f"{place}/{keyword}/{i}") for i, s in enumerate(value)]
+                found += [self.literal(s, (number, (keyword, i))) for i, s in enumerate(value)]
             elif keyword in MAPS:
-                found += [self.literal(s, f"{place}/{keyword}/{escape(k)}") for k, s in value.items() if not isinstance(s, list)]
+                found += [self.literal(s, (number, (keyword, k))) for k, s in value.items() if not isinstance(s, list)]
             else:
-                found.append(self.literal(value, f"{place}/{keyword}"))
+                found.append(self.literal(value, (number, (keyword,))))
         return [literal >> 1 for literal in found if literal > FALSE]
 
 

@@ -64,7 +64,7 @@ class Emitter:
         """Writes the rules of all nodes referred to so far, and of those that these refer to."""
         while self._todo:
             name, node, depth = self._todo.pop()
-            self._place = self.document.places[min(node) >> 1] if node else ""
+            self._place = self.document.place(min(node) >> 1) if node else ""
             try:
                 term = self._plain(node, depth)
                 if term is None:

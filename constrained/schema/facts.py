@@ -235,11 +235,12 @@ class ObjectFacts(Facts):
         return new
 
     def declare(self, name: str, literal: int) -> None:
-        known = self.properties.get(name, ())
-        if literal and literal not in known:
+        known = self.properties.get(name)
+        if not known:
+            self.properties[name] = (literal,) if literal else ()
+            self.changed = self.changed or literal != 0
+        elif literal and literal not in known:
             self.properties[name], self.changed = (*known, literal), True
-        elif not known:
-            self.properties[name] = known
 
     def require(self, name: str) -> None:
         if name not in self.required:

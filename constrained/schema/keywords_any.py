@@ -101,7 +101,7 @@ DENY["$dynamicRef"] = DENY["$recursiveRef"] = DENY["$ref"]
 def _draft_3(keyword: str) -> None:
     @enforces(keyword)
     def _(solver: Solver, state: State, number: int, value: Any) -> None:
-        solver.document.refuse(keyword, solver.document.places[number], "is a keyword of draft-03 alone, and that draft is not supported")
+        solver.document.refuse(keyword, solver.document.place(number), "is a keyword of draft-03 alone, and that draft is not supported")
 
 
 for _keyword in ("extends", "disallow", "divisibleBy"):

@@ -104,5 +104,5 @@ def _(solver: Solver, state: State, number: int, value: bool) -> None:
 @denies("uniqueItems", ARRAY)
 def _(solver: Solver, number: int, kind: int, value: bool) -> Choice:
     if value:
-        solver.document.refuse("uniqueItems", solver.document.places[number], "cannot be negated (by not, oneOf or if)")
+        solver.document.refuse("uniqueItems", solver.document.place(number), "cannot be negated (by not, oneOf or if)")
     return []

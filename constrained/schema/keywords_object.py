@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 @enforces("properties", OBJECT)
 def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
-    facts = cast(ObjectFacts, state.facts)
-    for name, schema in value.items():
-        facts.declare(name, solver.child(number, schema, "properties", name))
+    known = solver.properties.get(number)
+    if known is None:
+        known = solver.properties[number] = [(name, solver.child(number, schema, "properties", name)) for name, schema in value.items()]
+    declare = cast(ObjectFacts, state.facts).declare
+    for name, literal in known:
+        declare(name, literal)
 
 
 @denies("properties", OBJECT)
@@ -142,7 +145,7 @@ def _(solver: Solver, state: State, number: int, value: Any) -> None:
 def _(solver: Solver, number: int, kind: int, value: Any) -> Choice:
     keyword = "unevaluatedItems" if kind == ARRAY else "unevaluatedProperties"
     if solver.child(number, value, keyword):
-        solver.document.refuse(keyword, solver.document.places[number], "cannot be negated (by not, oneOf or if)")
+        solver.document.refuse(keyword, solver.document.place(number), "cannot be negated (by not, oneOf or if)")
     return []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import GrammarError, LimitError
 from ..grammar import Term
 from ..regex import from_regex
-from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe, escape
+from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe
 from .facts import ANY_KIND, ARRAY, FACTS, KINDS, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .keywords import DENY, ENFORCE
 from .match import matches
@@ -39,6 +39,7 @@ class Solver:
         self._patterns: dict[str, Term] = {}
         self._values: dict[int, tuple[Any, Literal]] = {}
         self._made: dict[tuple[int, object], Literal] = {}
+        self.properties: dict[int, list[tuple[str, Literal]]] = {}
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
         self._open: set[Node] = set()
@@ -68,7 +69,7 @@ class Solver:
             for facts in self._search(state):
                 known.append(facts)
                 if len(known) > MAX_BRANCHES:
-                    place = self.document.places[min(node) >> 1]
+                    place = self.document.place(min(node) >> 1)
                     raise LimitError(f"the schema at {place or '#'} splits into more than {MAX_BRANCHES} alternatives", place=place)
         return known
 
@@ -194,7 +195,7 @@ class Solver:
         seen.add(literal)
         self.steps += 1
         if self.steps > MAX_STEPS:
-            place = self.document.places[literal >> 1]
+            place = self.document.place(literal >> 1)
             raise LimitError(f"the schema takes too long to solve (more than {MAX_STEPS} steps, the last of them for {place or '#'})", place=place)
         number = literal >> 1
         if literal & 1:
@@ -256,8 +257,7 @@ class Solver:
         if known is None:
             if type(schema) is Held:
                 return schema
-            document = self.document
-            literal = document.literal(schema, document.places[number] + "".join([f"/{escape(str(part))}" for part in path]))
+            literal = self.document.literal(schema, (number, path))
             known = self.plain(literal)
             if literal > FALSE:  # then the document keeps the schema, and with it its id
                 self._children[id(schema)] = known
@@ -279,10 +279,10 @@ class Solver:
     def made(self, number: int, schema: dict[Any, Any], key: object = None) -> Literal:
         """The literal of a schema written here, on behalf of schema `number`. With a `key`, made once."""
         if key is None:
-            return self.document.made(schema, self.document.places[number])
+            return self.document.made(schema, number)
         known = self._made.get((number, key))
         if known is None:
-            known = self._made[number, key] = self.document.made(schema, self.document.places[number])
+            known = self._made[number, key] = self.document.made(schema, number)
         return known
 
     def pattern(self, pattern: str, number: int) -> Term:
@@ -294,7 +294,7 @@ class Solver:
             except LimitError:
                 raise
             except GrammarError as error:
-                place = self.document.places[number]
+                place = self.document.place(number)
                 raise GrammarError(f"the pattern {describe(pattern)} at {place or '#'} cannot be enforced: {error}", place=place) from error
         return term
 

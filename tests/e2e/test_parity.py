@@ -5,6 +5,7 @@ prompt and answer checks a whole answer.
 """
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.engine import Engine
-from ramet.runtime.protocol import Chunk, GenerateRequest, SamplingParams
+from ramet.runtime.protocol import Chunk, Constraint, GenerateRequest, SamplingParams
 
 N_NEW = 48
 GREEDY = SamplingParams(max_new_tokens=N_NEW, temperature=0.0, ignore_eos=True)
@@ -119,3 +120,35 @@ def test_a_forced_preemption_changes_nothing(embedded_model, answers):
     assert small.scheduler.retractions > 0
     for i, ids in enumerate(some):
         assert ids_of(chunks[f"r{i}"]) == answers[ids]
+
+
+PLACE = (
+    '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "pop": {"type": "integer", "minimum": 0, "maximum": 99999999}, '
+    '"tags": {"type": "array", "items": {"enum": ["old", "big"]}, "maxItems": 2}}, "required": ["city", "pop", "tags"], "additionalProperties": false}'
+)
+
+
+def test_jumping_over_forced_text_changes_no_answer_but_by_its_spelling(engine):
+    from jsonschema import validate
+
+    forced, passes = 0, {True: 0, False: 0}
+    for town in ("Paris", "Oslo", "Lima", "Kyoto", "Cairo", "Quito", "Perth", "Delhi"):
+        ids = tuple(engine.tokenizer.encode(f"Facts about {town} as JSON: "))
+        found = {}
+        for jump in (True, False):
+            params = SamplingParams(max_new_tokens=64, temperature=0, constraint=Constraint("json_schema", PLACE), jump_forward=jump)
+            before = engine.steps
+            chunks = run(engine, [GenerateRequest("r", ids, params)])["r"]
+            passes[jump] += engine.steps - before
+            text = "".join(c.text for c in chunks)
+            validate(json.loads(text), json.loads(PLACE))
+            assert engine.tokenizer.decode([i for i in ids_of(chunks) if i not in engine.tokenizer.eos_ids]) == text
+            found[jump] = text, ids_of(chunks)
+            forced += chunks[-1].usage.forced_tokens
+        texts, spellings = zip(found[True], found[False], strict=True)
+        split = next((i for i, (a, b) in enumerate(zip(*spellings, strict=False)) if a != b), None)
+        if texts[0] != texts[1]:  # only after another spelling of the same text
+            assert split is not None
+            heads = [engine.tokenizer.decode(s[: split + 1]) for s in spellings]
+            assert heads[0].startswith(heads[1]) or heads[1].startswith(heads[0])
+    assert forced > 50 and passes[True] <= 0.7 * passes[False]

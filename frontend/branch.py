@@ -82,6 +82,7 @@ class Branch:
         self.preset: Preset | None = None  # of a compiled program: its constant beginning
         self.children: weakref.WeakSet[Branch] = weakref.WeakSet()
         self._traceback: TracebackType | None = None
+        self._current: Variable | None = None  # of the node that is being run; a later one may have taken its name
         self._queue: deque[tuple[ir.Expr, Variable | None]] = deque()
         self._busy = waiting
         self._scopes: list[tuple[str, int]] = []
@@ -121,8 +122,8 @@ class Branch:
 
     def flush(self) -> None:
         """Says what a preset holds back; before anything is read from the branch."""
-        if self.preset is not None:
-            self._enqueue(self.preset.rest())
+        if self.preset is not None and (held := self.preset.rest()):
+            self._enqueue(held)
 
     def _enqueue(self, leaves: list[ir.Expr]) -> None:
         entries = [(leaf, self._variable(leaf)) for leaf in leaves]
@@ -144,7 +145,9 @@ class Branch:
             return
         if self.run.streams:
             self._announce()
-        if idle:
+        if self.run.stopped is not None:  # stopped meanwhile, maybe without having seen this branch at work
+            self.cancel(self.run.stopped)
+        elif idle:
             self._drive()
 
     def say(self, text: str) -> None:
@@ -182,8 +185,8 @@ class Branch:
             entries = list(self._queue)
             self._queue.clear()
             busy, self._busy, self.rid = self._busy, False, None
-            for variable in self.variables.values():
-                if variable.owner is self and not variable.done:
+            for variable in (*self.variables.values(), self._current):
+                if variable is not None and variable.owner is self and not variable.done:
                     variable.error, variable.done = error, True
         self._drop(entries, error)
         self.run.failed(self)
@@ -248,6 +251,7 @@ class Branch:
                     self._busy, self.rid = False, None
                     break
                 node, variable = self._queue.popleft()
+                self._current = variable
             try:
                 pending = self._execute(node, variable)
             except Exception as exc:

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ class Event:
     begun: float
     ended: float
     meta: Any
+
+
+def _expire(run: Run | None, timeout: float) -> None:
+    if run is not None:
+        run.stop(DeadlineError(f"the run took longer than its timeout of {timeout} s"))
 
 
 class Run:
@@ -68,7 +74,8 @@ class Run:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.root = Branch(self)
         if timeout is not None:
-            backend.defer(lambda: self.stop(DeadlineError(f"the run took longer than its timeout of {timeout} s")), timeout)
+            run = weakref.ref(self)  # a run that is over need not be kept until then
+            backend.defer(lambda: _expire(run(), timeout), timeout)
 
     # ---- asked by branches ----
 

@@ -192,6 +192,31 @@ def test_names_that_nothing_sets_in_a_thread_of_the_body(fake):
     assert len(run(body, fake()).ret_value) == 1
 
 
+def test_a_reader_of_a_name_that_is_used_again(fake):
+    """It waits for the first generation of that name, which fails while a second one is queued."""
+
+    def body(s):
+        s += "x" + gen("a")
+        seen = []
+
+        def read():
+            try:
+                s["a"]
+            except Boom as exc:
+                seen.append(exc)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        time.sleep(0.05)
+        s += gen("a")
+        thread.join(timeout=3)
+        assert not thread.is_alive()
+        return seen
+
+    with pytest.raises(Boom):
+        run(body, fake([Boom(), "y"], latency=0.2))
+
+
 def test_iterators_end_with_the_error(fake):
     def body(s):
         s += "x" + gen("a")

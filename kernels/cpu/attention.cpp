@@ -17,19 +17,29 @@ int splits_of(int context) { return (context + SPLIT - 1) / SPLIT; }
 // How many positions of a split the row at `position` sees.
 int seen(int position, int split) { return std::clamp(position + 1 - split * SPLIT, 0, SPLIT); }
 
-// Scores of Q queries against `count` positions. A query's scores have the same bits whatever Q is.
-template <int Q> void score(const Query* queries, const float* keys, int count, int padded) {
-  constexpr int STEP = VL / Q;
-  for (int p = 0; p < count; p += STEP, keys += STEP * padded) {
-    vf dots[VL] = {};
-    for (int d = 0; d < padded; d += VL)
-      for (int j = 0; j < STEP; j++) {
-        vf k = held(load(keys + j * padded + d));
-        for (int i = 0; i < Q; i++) dots[i * STEP + j] = fma(load(queries[i].q + d), k, dots[i * STEP + j]);
-      }
-    vf s = sums(dots);
-    for (int i = 0; i < Q; i++) std::memcpy(queries[i].scores + p, (const float*)&s + i * STEP, STEP * sizeof(float));
+// Scores of Q queries against P vectors of positions, `keys` being those of the first number of each head. Every score is
+// summed over the numbers of the head in order, so its bits do not depend on Q and P.
+template <int Q, int P> void score_block(const Query* queries, const float* keys, int size, int position) {
+  vf acc[Q][P] = {};
+  keys += position;
+  for (int d = 0; d < size; d++, keys += SPLIT) {
+    vf x[Q];
+    for (int i = 0; i < Q; i++) x[i] = splat(queries[i].q[d]);
+    for (int p = 0; p < P; p++) {
+      vf k = held(load(keys + p * VL));
+      for (int i = 0; i < Q; i++) acc[i][p] = fma(x[i], k, acc[i][p]);
+    }
   }
+  for (int i = 0; i < Q; i++)
+    for (int p = 0; p < P; p++) store(queries[i].scores + position + p * VL, acc[i][p]);
+}
+
+template <int Q> void score(const Query* queries, const float* keys, int count, int size) {
+  constexpr int MOST = SPLIT / VL < 8 / Q ? SPLIT / VL : 8 / Q;  // sums that keep the multipliers busy and fit the registers
+  int position = 0;
+  for (; position + MOST * VL <= count; position += MOST * VL) score_block<Q, MOST>(queries, keys, size, position);
+  for (; position + 2 * VL <= count; position += 2 * VL) score_block<Q, 2>(queries, keys, size, position);
+  for (; position < count; position += VL) score_block<Q, 1>(queries, keys, size, position);
 }
 
 // Scores become exponentials relative to the largest; part[0] is that, part[1] the sum.
@@ -79,9 +89,9 @@ template <class One, class Two> void in_pairs(const Query* queries, int n, One&&
   }
 }
 
-// What the positions of one split give each query.
-void attend(const Query* queries, int n, const float* keys, const float* values, int padded) {
-  in_pairs(queries, n, [&](const Query* q) { score<1>(q, keys, q->count, padded); }, [&](const Query* q) { score<2>(q, keys, q->count, padded); });
+// What the positions of one split give each query. keys: (size, SPLIT), number by number; values: (SPLIT, padded).
+void attend(const Query* queries, int n, const float* keys, const float* values, int size, int padded) {
+  in_pairs(queries, n, [&](const Query* q) { score<1>(q, keys, q->count, size); }, [&](const Query* q) { score<2>(q, keys, q->count, size); });
   for (int i = 0; i < n; i++) exponentials(queries[i]);
   in_pairs(queries, n, [&](const Query* q) { weigh_all<1>(q, values, q->count, padded); }, [&](const Query* q) { weigh_all<2>(q, values, q->count, padded); });
 }
@@ -228,24 +238,37 @@ void Attention::reserve(int queries, int together) {
   }
 }
 
-// One head's keys and values of a split's first `count` positions, as floats. Meanwhile the first `next` positions of the
-// split after it are asked for from memory, with all heads of the task (slots lie anywhere: the processor does not foresee
-// them); each head of the task asks for its share, so that memory is read in order.
+// One head's keys and values of a split's first `count` positions, as floats; keys with the positions side by side, as
+// scores need them. Meanwhile the first `next` positions of the split after it are asked for from memory, with all heads of
+// the task (slots lie anywhere: the processor does not foresee them); each head of the task asks for its share, so that
+// memory is read in order.
 template <class T>
 void Attention::load_split(Scratch& s, const Layer<T>& layer, const int32_t* slots, int split, int count, int next, int head, Range heads) const {
-  int size = heads_.size, whole = size / VL * VL, asked = heads.count * size;
+  constexpr int GROUP = 8;
+  int size = heads_.size, asked = heads.count * size;
   const int32_t* slot = slots + split * SPLIT;
-  float *keys = s.keys.get(), *values = s.values.get();
-  for (int p = 0; p < count; p++, keys += padded_, values += padded_) {
+  const T *k[GROUP], *v;
+  for (int p = 0; p < count; p++) {
     int turn = (head - heads.first) * SPLIT + p;
     if (turn % heads.count == 0 && turn / heads.count < next) {
       int64_t at = ((int64_t)slot[SPLIT + turn / heads.count] * heads_.keys + heads.first) * size;
       for (int d = 0; d < asked; d += LINE / (int)sizeof(T)) __builtin_prefetch(layer.k + at + d, 0, 2), __builtin_prefetch(layer.v + at + d, 0, 2);
     }
     int64_t at = ((int64_t)slot[p] * heads_.keys + head) * size;
-    const T *k = layer.k + at, *v = layer.v + at;
-    for (int d = 0; d < whole; d += VL) store(keys + d, load(k + d)), store(values + d, load(v + d));
-    for (int d = whole; d < size; d++) keys[d] = to_float(k[d]), values[d] = to_float(v[d]);
+    k[p % GROUP] = layer.k + at, v = layer.v + at;
+    float* values = s.values.get() + p * padded_;
+    int d = 0;
+    for (; d + VL <= size; d += VL) store(values + d, load(v + d));
+    for (; d < size; d++) values[d] = to_float(v[d]);
+    if (p % GROUP < GROUP - 1 && p < count - 1) continue;
+    for (int i = p % GROUP + 1; i < GROUP; i++) k[i] = k[0];  // fills up the group; nobody looks at these scores
+    float* keys = s.keys.get() + p / GROUP * GROUP;
+    for (d = 0; d + GROUP <= size; d += GROUP, keys += GROUP * SPLIT) {
+      transpose8(k, keys, SPLIT);
+      for (auto& row : k) row += GROUP;
+    }
+    for (; d < size; d++, keys += SPLIT)
+      for (int i = 0; i < GROUP; i++) keys[i] = to_float(*k[i]++);
   }
 }
 
@@ -278,7 +301,7 @@ template <class T> void Attention::ahead(const Ahead& task, const Layer<T>& laye
         int64_t at = task.entry + (split - task.first) * task.pitch + r;
         for (int h = head * ratio(); h < (head + 1) * ratio(); h++) add_query(s, r * heads_.queries + h, seen(rows[r].position, split), entry(at, h));
       }
-      attend(s.list.data(), (int)s.list.size(), s.keys.get(), s.values.get(), padded_);
+      attend(s.list.data(), (int)s.list.size(), s.keys.get(), s.values.get(), heads_.size, padded_);
     }
   }
 }
@@ -300,7 +323,7 @@ template <class T> void Attention::own(const Own& task, const Layer<T>& layer, S
         }
       if (found < 0) {
         load_split(s, layer, task.slots, split, seen(last_position, split), seen(last_position, split + 1), head, heads);
-        attend(s.list.data(), (int)s.list.size(), s.keys.get(), s.values.get(), padded_);
+        attend(s.list.data(), (int)s.list.size(), s.keys.get(), s.values.get(), heads_.size, padded_);
       }
       for (const Query& query : s.list) merge(s.states.get() + query.index * state_size(), query.part, padded_);
     }

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -159,28 +160,29 @@ inline float largest(vf v) {
   return m;
 }
 
-// Lane i of the result is the sum of v[i]'s lanes, each in the same fixed order.
-inline vf sums(const vf (&v)[VL]) {
+// Eight rows of eight numbers become eight columns: out[d * pitch + i] = rows[i][d].
+template <class T> inline void transpose8(const T* const* rows, float* out, int pitch) {
 #if defined(__AVX2__)
-  auto eight = [](__m256 a, __m256 b, __m256 c, __m256 d, __m256 e, __m256 f, __m256 g, __m256 h) {
-    __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(e, f), _mm256_hadd_ps(g, h));
-    return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+  auto eight = [](const T* p) {
+    if constexpr (sizeof(T) == 4) return _mm256_loadu_ps((const float*)p);
+    else if constexpr (std::is_same_v<T, half>) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+    else return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
   };
-#if defined(RAMET_AVX512)
-  auto fold = [&](int i) {
-    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v[i]), _mm512_extractf32x8_ps((__m512)v[i], 1));
-  };
-  __m256 low = eight(fold(0), fold(1), fold(2), fold(3), fold(4), fold(5), fold(6), fold(7));
-  __m256 high = eight(fold(8), fold(9), fold(10), fold(11), fold(12), fold(13), fold(14), fold(15));
-  return (vf)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i++) a[i] = eight(rows[i]);
+  for (int i = 0; i < 8; i += 2) b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
+      a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
+    }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(out + i * pitch, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * pitch, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+  }
 #else
-  return (vf)eight((__m256)v[0], (__m256)v[1], (__m256)v[2], (__m256)v[3], (__m256)v[4], (__m256)v[5], (__m256)v[6], (__m256)v[7]);
-#endif
-#else
-  vf out;
-  for (int i = 0; i < VL; i++) out[i] = sum(v[i]);
-  return out;
+  for (int d = 0; d < 8; d++)
+    for (int i = 0; i < 8; i++) out[d * pitch + i] = to_float(rows[i][d]);
 #endif
 }
 

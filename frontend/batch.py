@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .state import ProgramState
 
 AT_ONCE = 512  # programs under way; more only fill the engine's queue
+KEPT = 1024  # states that a generator keeps for a slow taker
 MOST_THREADS = 16
 PATIENCE = 0.02  # seconds after which a thread that has not come back from a body counts as held up
 
@@ -50,7 +51,8 @@ def run_batch(
     at_once = min(AT_ONCE if num_threads == "auto" else int(num_threads), max(1, len(calls)))
     if order is not None and sorted(order) != list(range(len(calls))):
         raise RequestError("order: each index of an item once", field="order")
-    batch = Batch(lambda i: program._make(settings, (), calls[i]), order or range(len(calls)), at_once, fail_fast=on_error == "raise")
+    ahead = at_once + KEPT if generator_style and order is None else len(calls)  # who takes states slowly holds the batch up
+    batch = Batch(lambda i: program._make(settings, (), calls[i]), order or range(len(calls)), at_once, ahead, fail_fast=on_error == "raise")
     batch.begin()
     states = batch.states(progress_bar)
     return states if generator_style else list(states)
@@ -64,11 +66,12 @@ class Batch:
     """
 
     def __init__(
-        self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], order: Sequence[int], at_once: int, fail_fast: bool
+        self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], order: Sequence[int], at_once: int, ahead: int, fail_fast: bool
     ) -> None:
-        self._prepare, self._order, self._size, self._at_once, self._fail_fast = prepare, order, len(order), at_once, fail_fast
+        self._prepare, self._order, self._size, self._fail_fast = prepare, order, len(order), fail_fast
+        self._at_once, self._ahead = at_once, ahead  # how many may be under way, and begun before the first of them was taken
         self._signal = Signal()
-        self._next = self._ended = self._under_way = 0
+        self._next = self._ended = self._given = self._under_way = 0
         self._hubs: list[Hub] = []
         self._threads: list[threading.Thread] = []
         self._running: dict[int, ProgramState] = {}
@@ -85,6 +88,7 @@ class Batch:
                         show(self._ended, self._totals)
                         self._help()
                     show(self._ended, self._totals)
+                    self._given = i + 1
                     yield self._result(i)
         finally:
             self._stop()
@@ -111,7 +115,7 @@ class Batch:
         held_up = all(hub.resuming and hub.seen == turn for hub, turn in zip(hubs, turns, strict=True))
         for hub, turn in zip(hubs, turns, strict=True):
             hub.seen = turn
-        if held_up and len(hubs) < MOST_THREADS and self._next < self._size and self._under_way < self._at_once:
+        if held_up and len(hubs) < MOST_THREADS and self._room():
             self._start()
 
     def _start(self) -> None:
@@ -143,11 +147,15 @@ class Batch:
 
     def _take(self) -> int | None:
         with self._signal.lock:
-            if self._stopped or self._next >= self._size or self._under_way >= self._at_once:
+            if not self._room():
                 return None
             self._next += 1
             self._under_way += 1
             return self._order[self._next - 1]
+
+    def _room(self) -> bool:
+        """Whether another item may begin."""
+        return not self._stopped and self._next < min(self._size, self._given + self._ahead) and self._under_way < self._at_once
 
     def _perform(self, i: int) -> None:
         state, error = None, None

@@ -98,11 +98,11 @@ class Task:
     """
 
     def __init__(self, function: Callable[[], Any], schedule: Callable[[Task], None], done: Callable[[Task], None]) -> None:
-        from greenlet import greenlet
+        from greenlet import getcurrent, greenlet
 
         self.result: Any = None
         self.error: BaseException | None = None
-        self._schedule, self._done = schedule, done
+        self._schedule, self._done, self._caller = schedule, done, getcurrent
         self._asleep = 0  # which sleep it is in; a waker of an earlier one does nothing
         self._sleeps = 0
         self._lock = threading.Lock()
@@ -111,11 +111,9 @@ class Task:
 
     def resume(self) -> None:
         """Goes on with the function, until it waits again or ends."""
-        from greenlet import getcurrent
-
         outer = getattr(_current, "task", None)
         _current.task = self
-        self._greenlet.parent = getcurrent()
+        self._greenlet.parent = self._caller()
         try:
             self._greenlet.switch()
         finally:

@@ -219,6 +219,8 @@ class Fake:
         return self._words(request, answer)
 
     def _scripted(self, request: GenerateRequest, ids: tuple[int, ...]) -> Any:
+        if isinstance(self._script, str):
+            return self._script
         prompt = self.decode(ids)
         if isinstance(self._script, Mapping):
             keys = [key for key in self._script if prompt.endswith(key)]

@@ -48,6 +48,16 @@ def test_a_generator_that_is_closed_cancels_the_rest(fake):
     assert len(backend.calls) < 100
 
 
+def test_a_slow_taker_holds_the_batch_up(fake, monkeypatch):
+    monkeypatch.setattr("ramet.frontend.batch.KEPT", 5)
+    backend = fake(echo)
+    states = two.run_batch([(i,) for i in range(300)], backend=backend, generator_style=True, num_threads=3)
+    next(states)
+    time.sleep(0.2)
+    assert len(backend.calls) <= 2 * (1 + 5 + 3)
+    assert [s.ret_value for s in states] == list(range(1, 300))
+
+
 def failing(prompt, request):
     return Boom() if prompt.startswith("2:") else echo(prompt, request)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import RequestError, UnsupportedError
-from ..protocol import Chunk, GenerateRequest, TokenLogprob, Usage
+from ..protocol import Chunk, GenerateRequest, Timings, TokenLogprob, Usage
 from .answers import DONE, EventStream, answer, event, merge
-from .openai_types import CompletionBody, params, renamed, response_format
-from .service import Service, Shown, finite, split_ids, total
+from .openai_types import CompletionBody, StreamOptions, params, renamed, response_format
+from .service import Service, Shown, finite, split_ids
+from .shapes import ending, timing_body, total, usage_body
 
 
 async def complete(request: Request, service: Service, body: CompletionBody, rid: str) -> Response:
@@ -26,51 +27,81 @@ async def complete(request: Request, service: Service, body: CompletionBody, rid
     return await answer(request, work.whole())
 
 
-class Piece:
-    """What one choice has shown: turns its chunks into text and logprobs. `prompt` is the echoed text."""
+class Part:
+    """One choice: what it has shown, and what waits to be. `end` and `usage` are set with its last chunk."""
 
-    def __init__(self, service: Service, wanted: int | None) -> None:
+    def __init__(self, service: Service, index: int, wanted: int | None) -> None:
         self.tokenizer = service.tokenizer
-        self.wanted = wanted
+        self.index = index
+        self.wanted = wanted  # alternatives a token; None: no logprobs
         self.shown = Shown(service.tokenizer)
-        self.text = ""  # of the completion, without the echo
-        self.echoed = 0  # characters of the echo
+        self.text = ""  # of the completion so far, without the echo
+        self.echo = ""
+        self.end: dict[str, Any] = {"finish_reason": None}
+        self.usage = Usage()
+        self.timings = Timings()
+        self._begin()
 
-    def push(self, chunk: Chunk, echo: str | None) -> tuple[str, dict[str, Any] | None]:
-        """The new text, echo first, and the logprobs of the tokens that became visible."""
+    def _begin(self) -> None:
+        self.tokens = 0  # that wait
+        self.waiting = ""
+        self.logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+    @property
+    def something(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.waiting or self.logprobs["tokens"])
+
+    def push(self, chunk: Chunk, echo: str | None) -> None:
+        """Takes in a chunk. `echo` comes with the first one, if the prompt is to be shown."""
+        if echo is not None:
+            self.echo = echo
+            self.waiting += echo
         self.text += chunk.text
-        logprobs: dict[str, Any] | None = None
+        self.waiting += chunk.text
+        self.tokens += len(chunk.token_ids)
         if self.wanted is not None:
-            logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
             if echo is not None:
-                place, seen = 0, echo.encode()
-                for item in chunk.prompt_logprobs:
-                    self._add(logprobs, item, len(seen[:place].decode("utf-8", "ignore")))
-                    place += len(self.tokenizer.token_bytes(item.token_id))
-            before = self.echoed + (len(echo) if echo is not None else 0)
+                self._note_prompt(chunk.prompt_logprobs)
             raw = self.text.encode()
             for start, item in self.shown.push(chunk):
-                self._add(logprobs, item, before + len(raw[:start].decode("utf-8", "ignore")))
-        if echo is not None:
-            self.echoed = len(echo)
-        return (echo or "") + chunk.text, logprobs
+                self._note(item, len(self.echo) + _characters(raw[:start]))
+        if chunk.finish is not None:
+            self.end, self.usage, self.timings = ending(chunk.finish), chunk.usage or self.usage, chunk.timings or self.timings
 
-    def _add(self, logprobs: dict[str, Any], item: TokenLogprob, offset: int) -> None:
-        logprobs["tokens"].append(self.tokenizer.token_text(item.token_id))
-        logprobs["token_logprobs"].append(finite(item.logprob))
-        logprobs["text_offset"].append(offset)
-        logprobs["top_logprobs"].append(self._top(item) if item.logprob is not None else None)
+    def take(self) -> dict[str, Any]:
+        """What waits, as a choice."""
+        logprobs = self.logprobs if self.logprobs["tokens"] else None
+        choice = {"index": self.index, "text": self.waiting, "logprobs": logprobs} | self.end
+        self._begin()
+        return choice
+
+    def _note_prompt(self, items: Sequence[TokenLogprob]) -> None:
+        raw, place = self.echo.encode(), 0
+        for item in items:
+            self._note(item, _characters(raw[:place]))
+            place += len(self.tokenizer.token_bytes(item.token_id))
+
+    def _note(self, item: TokenLogprob, offset: int) -> None:
+        self.logprobs["tokens"].append(self.tokenizer.token_text(item.token_id))
+        self.logprobs["token_logprobs"].append(finite(item.logprob))
+        self.logprobs["text_offset"].append(offset)
+        self.logprobs["top_logprobs"].append(self._top(item) if item.logprob is not None else None)
 
     def _top(self, item: TokenLogprob) -> dict[str, float | None]:
         """Keyed by text as OpenAI has it; tokens that read alike get a key of their own, so that none is lost."""
         result: dict[str, float | None] = {}
         for token, value in item.top[: self.wanted]:
-            raw = self.tokenizer.token_bytes(token)
             key = self.tokenizer.token_text(token)
             if "\ufffd" in key:
-                key = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+                key = "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.tokenizer.token_bytes(token))
             result[f"token_id:{token}" if key in result else key] = finite(value)
         return result
+
+
+def _characters(raw: bytes) -> int:
+    """How many whole characters the bytes hold."""
+    return len(raw.decode("utf-8", "ignore"))
 
 
 class Completion:
@@ -126,100 +157,62 @@ class Completion:
         return await self.service.in_thread(self.service.tokenizer.decode, request.prompt)
 
     async def _one(self, place: int) -> AsyncGenerator[list[tuple[int, Chunk, str | None]], None]:
-        """(choice, chunk, echo of its first chunk) of one prompt."""
+        """(choice, chunk, echo with its first chunk) of one prompt."""
         request = self.requests[place]
         echo = await self._echo(request)
         begun: set[int] = set()
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
         async with aclosing(self.service.client.stream(request)) as stream:
             async for chunks in stream:
                 group = []
                 for chunk in chunks:
+                    prompt_logprobs = prompt_logprobs or chunk.prompt_logprobs
+                    if chunk.index not in begun:
+                        chunk = replace(chunk, prompt_logprobs=prompt_logprobs)  # all n outputs have the prompt in common
                     group.append((place * self.n + chunk.index, chunk, None if chunk.index in begun else echo))
                     begun.add(chunk.index)
                 yield group
 
-    async def _all(self) -> AsyncGenerator[list[tuple[int, Chunk, str | None]], None]:
+    async def _advance(self, parts: Sequence[Part]) -> AsyncGenerator[list[Part], None]:
+        """Takes in what the engine sends; the parts that changed."""
         try:
             async with aclosing(merge([self._one(place) for place in range(len(self.requests))])) as groups:
                 async for group in groups:
-                    yield group
+                    for index, chunk, echo in group:
+                        parts[index].push(chunk, echo)
+                    yield [parts[index] for index in dict.fromkeys(index for index, _, _ in group)]
         except (RequestError, UnsupportedError) as error:
             raise renamed(error, self.body, "prompt") from error
 
-    def _pieces(self) -> list[Piece]:
-        return [Piece(self.service, self.body.logprobs) for _ in range(self.n * len(self.requests))]
+    def _parts(self) -> list[Part]:
+        return [Part(self.service, index, self.body.logprobs) for index in range(self.n * len(self.requests))]
+
+    def _usage(self, parts: Sequence[Part]) -> dict[str, Any]:
+        return usage_body(total((part.usage for part in parts), self.n))
 
     async def whole(self) -> dict[str, Any]:
-        from .openai_api import ending, timing_body, usage_body
-
-        pieces = self._pieces()
-        choices: list[dict[str, Any]] = [{"index": i, "text": "", "logprobs": None} for i in range(len(pieces))]
-        usages = [Usage()] * len(pieces)
-        timings = None
-        prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
-        async with aclosing(self._all()) as groups:
-            async for group in groups:
-                for index, chunk, echo in group:
-                    first = prompt_logprobs.setdefault(index // self.n, chunk.prompt_logprobs)
-                    if echo is not None and not chunk.prompt_logprobs:
-                        chunk = replace(chunk, prompt_logprobs=first)
-                    text, logprobs = pieces[index].push(chunk, echo)
-                    choice = choices[index]
-                    choice["text"] += text
-                    if logprobs is not None:
-                        before = choice["logprobs"]
-                        choice["logprobs"] = {key: before[key] + logprobs[key] for key in logprobs} if before else logprobs
-                    if chunk.finish is not None:
-                        choice |= ending(chunk.finish)
-                        usages[index] = chunk.usage or Usage()
-                        timings = timings or chunk.timings
-        used = [total(usages[i : i + self.n]) for i in range(0, len(usages), self.n)]
-        return self._head() | {"choices": choices, "usage": usage_body(_sum(used))} | ({"timings": timing_body(timings)} if timings else {})
+        parts = self._parts()
+        async with aclosing(self._advance(parts)) as changes:
+            async for _ in changes:
+                pass
+        return self._head() | {"choices": [part.take() for part in parts], "usage": self._usage(parts), "timings": timing_body(parts[0].timings)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        from .openai_api import ending, usage_body
-
-        options = self.body.stream_options
-        with_usage = options is not None and options.include_usage
-        continuous = options is not None and options.continuous_usage_stats
-        pieces = self._pieces()
-        usages = [Usage()] * len(pieces)
-        head = self._head()
+        options = self.body.stream_options or StreamOptions()
         interval = self.service.config.stream_interval
-        held: dict[int, dict[str, Any]] = {}
-        counts = [0] * len(pieces)
-        prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        parts, head = self._parts(), self._head()
 
-        def so_far() -> Usage:
-            return _sum([total(usages[i : i + self.n]) for i in range(0, len(usages), self.n)])
+        def chunk(choices: list[dict[str, Any]], *, with_usage: bool) -> bytes:
+            wanted = options.include_usage or options.continuous_usage_stats
+            return event(head | {"choices": choices} | ({"usage": self._usage(parts) if with_usage else None} if wanted else {}))
 
-        async with aclosing(self._all()) as groups:
-            async for group in groups:
-                out = []
-                for index, chunk, echo in group:
-                    first = prompt_logprobs.setdefault(index // self.n, chunk.prompt_logprobs)
-                    if echo is not None and not chunk.prompt_logprobs:
-                        chunk = replace(chunk, prompt_logprobs=first)
-                    text, logprobs = pieces[index].push(chunk, echo)
-                    counts[index] += len(chunk.token_ids)
-                    choice = held.pop(index, None) or {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-                    choice["text"] += text
-                    if logprobs is not None and logprobs["tokens"]:
-                        before = choice["logprobs"]
-                        choice["logprobs"] = {key: before[key] + logprobs[key] for key in logprobs} if before else logprobs
-                    if chunk.finish is not None:
-                        choice |= ending(chunk.finish)
-                        usages[index] = chunk.usage or Usage()
-                    elif counts[index] < interval or not (choice["text"] or choice["logprobs"]):
-                        held[index] = choice
-                        continue
-                    counts[index] = 0
-                    usage: dict[str, Any] = {"usage": usage_body(so_far()) if continuous else None} if with_usage or continuous else {}
-                    out.append(event(head | {"choices": [choice]} | usage))
-                if out:
-                    yield b"".join(out)
-        if with_usage:
-            yield event(head | {"choices": [], "usage": usage_body(so_far())})
+        async with aclosing(self._advance(parts)) as changes:
+            async for changed in changes:
+                ready = [p for p in changed if p.end["finish_reason"] is not None or p.something and p.tokens >= interval]
+                if ready:
+                    yield b"".join([chunk([part.take()], with_usage=options.continuous_usage_stats) for part in ready])
+        if options.include_usage:
+            yield chunk([], with_usage=True)
         yield DONE
 
     def _head(self) -> dict[str, Any]:
@@ -229,14 +222,3 @@ class Completion:
             "created": self.created,
             "model": self.body.model or self.service.model_name,
         }
-
-
-def _sum(usages: list[Usage]) -> Usage:
-    """Of several prompts."""
-    return Usage(
-        sum(u.prompt_tokens for u in usages),
-        sum(u.cached_tokens for u in usages),
-        sum(u.completion_tokens for u in usages),
-        sum(u.forced_tokens for u in usages),
-        sum(u.retractions for u in usages),
-    )

@@ -15,66 +15,16 @@ from starlette.responses import Response
 from ..errors import RequestError, UnsupportedError
 from ..protocol import FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
 from . import wire
-from .answers import DONE, EventStream, HttpError, Json, answer, event, merge
+from .answers import DONE, EventStream, Json, answer, event, merge
 from .chat import Delta, chat_ids, chat_text, plain
 from .completions import complete
 from .openai_types import ChatBody, CompletionBody, Message, Tool, params, renamed, response_format
-from .service import Service, checked_rid, finite, new_id, total
+from .service import Service, checked_rid, new_id
+from .shapes import chat_logprobs, check_model, ending, label, timing_body, total, usage_body
 from .tools import plan, turns
 from .wire import Wire
 
 CREATED = int(time.time())  # of the model, in the list of models: when this process began
-
-
-def check_model(name: str | None, service: Service) -> None:
-    """Raises HttpError 404 unless the model is the one that is served."""
-    if name is not None and name not in (service.model_name, service.config.engine.model_path, "default"):
-        if not name:
-            raise RequestError("model: empty", field="model")
-        raise HttpError(404, f"there is no model {name[:200]!r} here; it serves {service.model_name!r}", code="model_not_found", param="model")
-
-
-def label(request: Request, body: Any, rid: str) -> None:
-    """What the log line of the request says besides its path."""
-    names = ("user", "safety_identifier", "prompt_cache_key", "metadata")
-    request.scope["ramet.log"] |= {"rid": rid} | {n: v for n in names if (v := getattr(body, n, None)) is not None}
-
-
-def usage_body(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"forced_tokens": usage.forced_tokens, "reasoning_tokens": 0},
-    }
-
-
-def timing_body(timings: Timings) -> dict[str, float]:
-    return {"queue_time": timings.queue, "ttft": timings.ttft, "tpot": timings.tpot, "e2e_latency": timings.e2e}
-
-
-def ending(finish: FinishReason) -> dict[str, Any]:
-    """finish_reason and matched_stop of a choice."""
-    if finish.matched == "tool_calls":
-        return {"finish_reason": "tool_calls", "matched_stop": None}
-    return {"finish_reason": finish.type, "matched_stop": finish.matched}
-
-
-def chat_logprobs(service: Service, items: list[tuple[int, TokenLogprob]], top: int) -> dict[str, Any]:
-    """`logprobs.content`: one entry a token of the text, its bytes those of the token itself."""
-
-    def entry(token: int, logprob: float | None) -> dict[str, Any]:
-        return {
-            "token": service.tokenizer.token_text(token),
-            "logprob": finite(logprob),
-            "bytes": list(service.tokenizer.token_bytes(token)),
-        }
-
-    return {
-        "content": [entry(item.token_id, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top[:top]]} for _, item in items],
-        "refusal": None,
-    }
 
 
 @dataclass
@@ -163,7 +113,7 @@ class Chat:
                     choices[delta.index].add(delta)
         return self._head("chat.completion") | {
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage_body(total(choice.usage for choice in choices)),
+            "usage": usage_body(total((choice.usage for choice in choices), self.n)),
             "timings": timing_body(choices[0].timings),
         }
 
@@ -210,11 +160,11 @@ class Chat:
                         )
                     if delta.usage is not None:
                         usages[delta.index] = delta.usage
-                    out += [chunk([piece], total(usages) if continuous else None) for piece in self._pieces(delta)]
+                    out += [chunk([piece], total(usages, self.n) if continuous else None) for piece in self._pieces(delta)]
                 if out:
                     yield b"".join(out)
         if with_usage:
-            yield chunk([], total(usages))
+            yield chunk([], total(usages, self.n))
         yield DONE
 
     def _pieces(self, delta: Delta) -> list[dict[str, Any]]:

@@ -15,9 +15,10 @@ from ..protocol import FinishReason, Usage
 from . import wire
 from .answers import EventStream, answer, describe
 from .chat import Delta
-from .openai_api import Chat, Choice, chat_logprobs, label
+from .openai_api import Chat, Choice
 from .openai_types import OFF, ChatBody, Number, Seconds, Unit
 from .service import Service, new_id
+from .shapes import chat_logprobs, label
 from .wire import Wire
 
 

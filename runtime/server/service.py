@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -120,19 +120,6 @@ def checked_rid(rid: str, where: str = "rid") -> str:
     if not 0 < len(rid) <= 128 or not rid.isprintable():
         raise RequestError(f"{where}: 1 to 128 printable characters are needed", field=where)
     return rid
-
-
-def total(usages: Iterable[Usage]) -> Usage:
-    """Of the outputs of one request: its prompt once, what was generated summed."""
-    usages = list(usages)
-    first = usages[0] if usages else Usage()
-    return Usage(
-        first.prompt_tokens,
-        first.cached_tokens,
-        sum(u.completion_tokens for u in usages),
-        sum(u.forced_tokens for u in usages),
-        sum(u.retractions for u in usages),
-    )
 
 
 def finite(value: float | None) -> float | None:

@@ -37,7 +37,7 @@ def served() -> Iterator[Served]:
         server.end()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http(served: Served) -> Iterator[httpx.Client]:
     with served.client() as client:
         yield client

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from .grammar import ANY_CHAR, Term, both, rep
+from .grammar import ANY_CHAR, Term, both, minus, rep
 from .regex import from_regex
 
 # RFC 3339, section 5.6
@@ -111,6 +111,8 @@ def term(name: str) -> Term | None:
     if name not in NAMES:
         return None
     found = from_regex(_sources()[name])
+    if name == "idn-hostname":
+        found = minus(found, from_regex(r"(?:.*\.)?..--.*"))  # an A-label is valid only if what it encodes is
     return both(found, rep(ANY_CHAR, 0, _LONGEST[name])) if name in _LONGEST else found
 
 

@@ -140,7 +140,7 @@ class Document:
                 return self._follow(self.root, "", reference, place)
             base = self._base(owner)
         else:
-            base, fragment = urldefrag(urljoin(self._base(owner), reference))
+            base, fragment = urldefrag(joined(self._base(owner), reference))
             if fragment and not fragment.startswith("/"):
                 base, reference = f"{base}#{fragment}", "#"
             else:
@@ -229,10 +229,9 @@ class Index:
                 continue
             for keyword in ("$id", "id"):
                 if isinstance(name := value.get(keyword), str):
-                    full = urljoin(base, name)
+                    full = joined(base, name)
                     self.names.setdefault(full.removesuffix("#"), (value, place))
-                    if "#" not in name and (keyword == "$id" or not place):
-                        base = full
+                    base = full.split("#")[0]
                     break
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := value.get(keyword), str):
@@ -241,6 +240,11 @@ class Index:
                         (self.ambiguous if name in dynamic else dynamic).add(name)
             self.bases[id(value)] = base
             todo += [(item, f"{place}/{escape(key)}", base) for key, item in value.items() if isinstance(key, str) and key not in DATA]
+
+
+def joined(base: str, reference: str) -> str:
+    """A reference made absolute; a bare fragment too where the base is no hierarchy (urn:...), which urljoin leaves as it is."""
+    return base.split("#")[0] + reference if reference.startswith("#") else urljoin(base, reference)
 
 
 def escape(key: str) -> str:

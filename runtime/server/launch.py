@@ -80,6 +80,7 @@ class _Running:
             if not self.status:
                 host, port = self.listener.getsockname()[:2]
                 url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                self.listener.listen(2048)  # who reads the line below and calls at once is not refused
                 log.info("serving", extra={"data": {"url": url, "model": service.model_name}})
                 await self.server.serve(sockets=[self.listener])
             service.close()

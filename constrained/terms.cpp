@@ -1,5 +1,8 @@
 #include "terms.h"
 
+#include <ctime>
+#include <tuple>
+
 namespace ramet {
 
 static void add_edge(Edges& out, u32 lo, u32 hi, i32 to) {
@@ -196,10 +199,12 @@ i32 Terms::json(i32 a) {
     return node(Op::Json, nodes_[a].nullable, nodes_[a].logic, a);
 }
 
-void Terms::check_clock() {
-    auto now = std::chrono::steady_clock::now();
-    if (ticks_ == 1024) deadline_ = now + std::chrono::microseconds(int64_t(seconds_ * 1e6));
-    else if (now > deadline_) throw Limit("the constraint takes too long: it passes its time limit");
+void Terms::check_clock() {  // of this thread's work: a busy machine refuses nothing
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    double seconds = double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+    if (ticks_ == 1024) deadline_ = seconds + seconds_;
+    else if (seconds > deadline_) throw Limit("the constraint takes too long: it passes its time limit");
 }
 
 // ---- derivatives
@@ -369,7 +374,7 @@ Edges Terms::derive_json(const Node& n) {
     return out;
 }
 
-// ---- liveness and distance
+// ---- liveness and distance: of terms with Both or Not inside they are one search
 
 bool Terms::alive(i32 n) {
     Node& x = nodes_[n];
@@ -381,38 +386,12 @@ bool Terms::alive(i32 n) {
     case Op::Rep: found = x.b == 0 || alive(x.a); break;
     case Op::Alt: found = std::any_of(x.kids.begin(), x.kids.end(), [&](i32 k) { return alive(k); }); break;
     case Op::Both:
-    case Op::Not: return search_alive(n);
+    case Op::Not: found = x.nullable || search(n, false) < kFar; break;
     case Op::Json: found = alive(x.a); break;
     default: found = true;  // made only where something live follows
     }
     nodes_[n].alive = found;
     return found;
-}
-
-bool Terms::search_alive(i32 n) {
-    std::unordered_map<i32, i32> parent{{n, -1}};
-    std::deque<i32> queue{n};
-    i32 end = -1;
-    while (!queue.empty() && end < 0) {
-        i32 at = queue.front();
-        tick();
-        queue.pop_front();
-        if (nodes_[at].nullable) { end = at; break; }
-        for (auto& e : Edges(raw_edges(at))) {
-            const Node& to = nodes_[e.to];
-            if (to.alive == 0 || !parent.emplace(e.to, at).second) continue;
-            bool known = to.alive > 0 || !to.logic || (to.op != Op::Both && to.op != Op::Not && alive(e.to));
-            if (known) { end = e.to; break; }
-            queue.push_back(e.to);
-        }
-    }
-    if (end < 0) {  // all that was seen is a closed set without acceptance
-        for (auto& [seen, _] : parent) nodes_[seen].alive = 0;
-        return false;
-    }
-    for (; end >= 0; end = parent[end])
-        if (nodes_[end].alive < 0) nodes_[end].alive = 1;
-    return true;
 }
 
 static u32 cheapest(u32 lo, u32 hi, bool json) {  // bytes of the shortest spelling of any character in lo..hi
@@ -458,7 +437,7 @@ u32 Terms::dist(i32 n, bool json) {
     case Op::Json: best = dist(x.a, true); break;
     case Op::Set:
     case Op::Both:
-    case Op::Not: best = x.nullable ? 0 : search_dist(n, json); break;
+    case Op::Not: best = x.nullable ? 0 : search(n, json); break;
     case Op::Esc:
         for (auto& e : Edges(edges(n))) best = std::min(best, sum(1, dist(e.to)));
         break;
@@ -479,30 +458,49 @@ u32 Terms::dist(i32 n, bool json) {
     return best;
 }
 
-u32 Terms::search_dist(i32 n, bool json) {  // Dijkstra over derivatives; nodes on the way learn their distance too
-    using Item = std::pair<u32, i32>;
-    std::priority_queue<Item, std::vector<Item>, std::greater<Item>> queue;
-    std::unordered_map<i32, u32> best{{n, 0}};
-    std::unordered_map<i32, i32> parent{{n, -1}};
-    queue.push({0, n});
+u32 Terms::at_least(i32 n, bool json) {  // no more than dist, and cheap
+    const Node& x = nodes_[n];
+    if (x.dist[json] <= kFar) return x.dist[json];
+    if (x.alive == 0) return kFar;
+    u32 most = 0;
+    if (x.op == Op::Both)
+        for (i32 k : x.kids)
+            if (!nodes_[k].logic) most = std::max(most, dist(k, json));
+    return most;
+}
+
+// The shortest way to acceptance over derivatives (A*: Hart, Nilsson and Raphael 1968). Nodes on it learn their distance; where there is
+// none, all that was seen is dead.
+u32 Terms::search(i32 n, bool json) {
+    struct Item {
+        u32 total, cost;
+        i32 node;
+        bool operator<(const Item& o) const { return total != o.total ? total > o.total : cost < o.cost; }
+    };
+    struct Seen { u32 cost; i32 parent; };
+    std::priority_queue<Item> queue;
+    std::unordered_map<i32, Seen> seen{{n, {0, -1}}};
+    queue.push({at_least(n, json), 0, n});
     while (!queue.empty()) {
-        auto [cost, at] = queue.top();
+        Item at = queue.top();
         tick();
         queue.pop();
-        if (cost > best[at]) continue;
-        if (nodes_[at].nullable) {
-            for (i32 i = at; i >= 0; i = parent[i]) nodes_[i].dist[json] = cost - best[i];
-            return cost;
+        if (at.total >= kFar) break;
+        if (at.cost > seen[at.node].cost) continue;
+        if (nodes_[at.node].nullable || nodes_[at.node].dist[json] < kFar) {
+            u32 all = at.cost + (nodes_[at.node].nullable ? 0 : nodes_[at.node].dist[json]);
+            for (i32 i = at.node; i >= 0; i = seen[i].parent) nodes_[i].dist[json] = all - seen[i].cost, nodes_[i].alive = std::max<int8_t>(nodes_[i].alive, 1);
+            return all;
         }
-        for (auto& e : Edges(edges(at))) {
-            u32 next = cost + cheapest(e.lo, e.hi, json);
-            auto [seen, fresh] = best.emplace(e.to, next);
-            if (!fresh && seen->second <= next) continue;
-            seen->second = next;
-            parent[e.to] = at;
-            queue.push({next, e.to});
+        for (auto& e : Edges(raw_edges(at.node))) {
+            u32 cost = at.cost + cheapest(e.lo, e.hi, json), rest = at_least(e.to, json);
+            auto [known, fresh] = seen.emplace(e.to, Seen{cost, at.node});
+            if (rest >= kFar || (!fresh && known->second.cost <= cost)) continue;
+            known->second = {cost, at.node};
+            queue.push({cost + rest, cost, e.to});
         }
     }
+    for (auto& [dead, _] : seen) nodes_[dead].alive = 0, nodes_[dead].dist[0] = nodes_[dead].dist[1] = kFar;
     return kFar;
 }
 

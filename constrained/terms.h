@@ -4,7 +4,6 @@
 // nodes (that still reach acceptance) are listed. Counters are numbers in nodes, so a{0,100000} costs one node per count visited.
 #pragma once
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -86,7 +85,7 @@ public:
 private:
     u64 ticks_ = 0;
     double seconds_ = 1e9;
-    std::chrono::steady_clock::time_point deadline_;
+    double deadline_ = 0;
     void check_clock();
     struct Hash { const Terms* t; size_t operator()(i32 n) const; };
     struct Same { const Terms* t; bool operator()(i32 x, i32 y) const; };
@@ -111,10 +110,10 @@ private:
     i32 low(i32 a, i32 high, i32 step, i32 value);
     i32 target(i32 a, u32 code_point);
     bool meets(i32 a, u32 lo, u32 hi);
-    bool search_alive(i32 n);
+    u32 at_least(i32 n, bool json);
     u32 nearest(i32 a, u32 lo, u32 hi);
     bool finite(i32 n) const;
-    u32 search_dist(i32 n, bool json);
+    u32 search(i32 n, bool json);
     Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join);
 };
 

@@ -70,7 +70,7 @@ class Emitter:
                 if term is None:
                     term = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
             except GrammarError as error:
-                if error.place:
+                if error.place or not self._place:
                     raise
                 raise type(error)(f"{error} (in the schema at {self._place or '#'})", place=self._place) from error
             self.rules[name] = term

@@ -258,7 +258,7 @@ class ObjectFacts(Facts):
     def impossible(self) -> bool:
         if self.hi is not None and max(self.lo, len(self.required)) > self.hi:
             return True
-        return any([1 in self.properties.get(name, ()) for name in self.required])
+        return any(1 in self.properties.get(name, ()) for name in self.required)
 
 
 FACTS: dict[int, type[Facts]] = {

@@ -8,6 +8,7 @@ remains is split. So sibling keywords always combine, and `not` reaches each key
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ..errors import GrammarError, LimitError
@@ -43,6 +44,7 @@ class Solver:
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
         self._open: set[Node] = set()
+        self._empty: dict[Node, bool] = {}
 
     # ---- nodes ----------------------------------------------------------------------------------------------------------------
 
@@ -55,23 +57,28 @@ class Solver:
 
     def solve(self, node: Node, kind: int) -> list[Facts]:
         """The alternatives of `node` among values of one kind."""
-        key = (node, kind)
-        known = self._solved.get(key)
+        known = self._solved.get((node, kind))
         if known is None:
-            state = State(FACTS[kind](), set(), sorted(node), [])
-            known = self._solved[key] = []
-            if not self._assume(state):
-                return known
-            if not state.choices and kind < ARRAY or not (state.choices or self.annotates or getattr(state.facts, "witnesses", None)):
-                if not self._contradicts(state.facts):
-                    known.append(state.facts)
-                return known
-            for facts in self._search(state):
-                known.append(facts)
-                if len(known) > MAX_BRANCHES:
-                    place = self.document.place(min(node) >> 1)
-                    raise LimitError(f"the schema at {place or '#'} splits into more than {MAX_BRANCHES} alternatives", place=place)
+            outermost = node not in self._open
+            self._open.add(node)
+            known = list(islice(self._attempts(node, kind), MAX_BRANCHES + 1))
+            if outermost:
+                self._open.discard(node)
+            if len(known) > MAX_BRANCHES:
+                place = self.document.place(min(node) >> 1)
+                raise LimitError(f"the schema at {place or '#'} splits into more than {MAX_BRANCHES} alternatives", place=place)
+            self._solved[node, kind] = known
         return known
+
+    def _attempts(self, node: Node, kind: int) -> Iterator[Facts]:
+        state = State(FACTS[kind](), set(), sorted(node), [])
+        if not self._assume(state):
+            return
+        if not state.choices and kind < ARRAY or not (state.choices or self.annotates or getattr(state.facts, "witnesses", None)):
+            if not self._contradicts(state.facts):
+                yield state.facts
+        else:
+            yield from self._search(state)
 
     def kinds(self, node: Node) -> int:
         """The kinds of value that `node` may admit, at most."""
@@ -117,16 +124,24 @@ class Solver:
         return ANY_KIND
 
     def empty(self, node: Node) -> bool:
-        """Whether no value can satisfy `node`. Recursive nodes count as satisfiable while they are being asked for."""
+        """Whether no value can satisfy `node`. A node counts as satisfiable while it is being asked for, so that recursion ends: what is
+        empty because it never ends is left to the automaton."""
         if FALSE in node:
             return True
         if not node or node in self._open:
             return False
-        self._open.add(node)
-        try:
-            return next(self.alternatives(node), None) is None
-        finally:
+        known = self._empty.get(node)
+        if known is None:
+            self._open.add(node)
+            possible = self.kinds(node)
+            known = self._empty[node] = not any(possible & kind and self._some(node, kind) for kind in KINDS)
             self._open.discard(node)
+        return known
+
+    def _some(self, node: Node, kind: int) -> bool:
+        solved = self._solved.get((node, kind))
+        return bool(solved) if solved is not None else next(self._attempts(node, kind), None) is not None
+
 
     # ---- search ---------------------------------------------------------------------------------------------------------------
 

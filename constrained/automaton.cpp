@@ -25,19 +25,13 @@ Metered::~Metered() { g.bytes_ += g.store_->held() - before; }
 
 // ---- stacks
 
-size_t Grammar::FrameHash::operator()(const Frame& f) const {
-    u64 h = (u64(u32(f.rule)) << 32 | u32(f.below)) * 0x9E3779B97F4A7C15ull;
-    h ^= (u64(u32(f.a)) << 32 | u32(f.b)) * 0xff51afd7ed558ccdull + u64(u32(f.c));
-    return size_t(h ^ h >> 29);
-}
-
-bool Grammar::FrameSame::operator()(const Frame& x, const Frame& y) const {
-    return x.rule == y.rule && x.a == y.a && x.b == y.b && x.c == y.c && x.below == y.below;
-}
-
 i32 Grammar::push(i32 rule, i32 a, i32 b, i32 below, i32 c) {
-    auto [at, fresh] = frame_index_.emplace(Frame{rule, a, b, below, c}, i32(frames_.size()));
-    if (!fresh) return at->second;
+    u64 h = mixed(mixed(u64(u32(rule)) << 32 | u32(below), u64(u32(a)) << 32 | u32(b)), u64(u32(c)));
+    i32 known = frame_index_.find(h, [&](i32 i) {
+        const Frame& f = frames_[i];
+        return f.rule == rule && f.a == a && f.b == b && f.below == below && f.c == c;
+    });
+    if (known >= 0) return known;
     const Rule& r = rules_[rule];
     u64 own = 0;
     if (r.op == G::Pick) own = pick_dist({rule, a, b, below, c});
@@ -46,8 +40,9 @@ i32 Grammar::push(i32 rule, i32 a, i32 b, i32 below, i32 c) {
         for (size_t i = size_t(a); i < r.kids.size(); i++) own += rules_[r.kids[i]].dist;
     frames_.push_back({rule, a, b, below, c});
     frame_dist_.push_back(u32(std::min<u64>(kFar, own + frame_dist_[below])));
-    hold(100);
-    return at->second;
+    frame_index_.add(h, i32(frames_.size()) - 1);
+    hold(48);
+    return i32(frames_.size()) - 1;
 }
 
 // Adds the terms that may be written next when `rule` is to be matched and then `stack`.
@@ -133,16 +128,15 @@ i32 Grammar::closure_state(i32 stack) {
 // ---- states
 
 i32 Grammar::intern(Set set) {
-    u64 h = set.accept ? 0x1234567 : 0;
-    for (auto& c : set.configs) h = (h ^ (u64(u32(c.term)) << 32 | u32(c.stack))) * 0xff51afd7ed558ccdull, h ^= h >> 31;
-    auto [lo, hi] = state_index_.equal_range(h);
-    for (; lo != hi; ++lo)
-        if (auto& other = states_[lo->second].set; other.accept == set.accept && other.configs == set.configs) return lo->second;
+    u64 h = mixed(set.accept, set.configs.size());
+    for (auto& c : set.configs) h = mixed(h, u64(u32(c.term)) << 32 | u32(c.stack));
+    i32 known = state_index_.find(h, [&](i32 i) { return states_[i].set.accept == set.accept && states_[i].set.configs == set.configs; });
+    if (known >= 0) return known;
     i32 s = i32(states_.size());
     hold(sizeof(State) + 64 + 8 * set.configs.size());
     states_.emplace_back();
     states_.back().set = std::move(set);
-    state_index_.emplace(h, s);
+    state_index_.add(h, s);
     return s;
 }
 

@@ -89,15 +89,12 @@ private:
     std::vector<Rule> rules_;
     i32 start_ = -1;
     bool bytewise_ = true;  // shortest texts can be written byte by byte, so that a distance in bytes bounds one in tokens
-    struct FrameHash { size_t operator()(const Frame& f) const; };
-    struct FrameSame { bool operator()(const Frame& x, const Frame& y) const; };
     std::vector<Frame> frames_;
     std::vector<u32> frame_dist_;
-    std::unordered_map<Frame, i32, FrameHash, FrameSame> frame_index_;
+    Index frame_index_, state_index_;
     std::vector<std::unique_ptr<Set>> closures_;
     std::vector<i32> closure_states_, canon_stacks_;
     std::deque<State> states_;
-    std::unordered_multimap<u64, i32> state_index_;
     std::unordered_set<i32> resumed_;
     std::deque<Used> used_;
     std::map<std::pair<i32, std::vector<u64>>, i32> used_index_;

@@ -13,21 +13,7 @@ static void add_edge(Edges& out, u32 lo, u32 hi, i32 to) {
 
 static u32 sum(u32 x, u32 y) { return std::min(kFar, x + y); }
 
-size_t Terms::Hash::operator()(i32 n) const {
-    const Node& x = t->nodes_[n];
-    u64 h = u64(x.op) * 0x9E3779B97F4A7C15ull;
-    auto mix = [&](i32 v) { h = (h ^ u32(v)) * 0xff51afd7ed558ccdull; h ^= h >> 32; };
-    mix(x.a), mix(x.b), mix(x.c), mix(x.d);
-    for (i32 k : x.kids) mix(k);
-    return h;
-}
-
-bool Terms::Same::operator()(i32 p, i32 q) const {
-    const Node &x = t->nodes_[p], &y = t->nodes_[q];
-    return x.op == y.op && x.a == y.a && x.b == y.b && x.c == y.c && x.d == y.d && x.kids == y.kids;
-}
-
-Terms::Terms() : index_(1024, Hash{this}, Same{this}) {
+Terms::Terms() {
     node(Op::Nothing, false, false);
     node(Op::Empty, true, false);
     any_char = chars({{0, 0xD7FF}, {0xE000, kLastCodePoint}});
@@ -35,16 +21,20 @@ Terms::Terms() : index_(1024, Hash{this}, Same{this}) {
 }
 
 i32 Terms::make(Node x) {
-    nodes_.push_back(std::move(x));
-    i32 n = i32(nodes_.size()) - 1;
-    auto [at, fresh] = index_.insert(n);
-    if (!fresh) {
-        nodes_.pop_back();
-        return *at;
-    }
+    u64 h = mixed(mixed(u64(x.op), u64(u32(x.a)) << 32 | u32(x.b)), u64(u32(x.c)) << 32 | u32(x.d));
+    for (i32 k : x.kids) h = mixed(h, u64(k));
+    h = mixed(h, 1);
+    i32 n = index_.find(h, [&](i32 i) {
+        const Node& y = nodes_[i];
+        return x.op == y.op && x.a == y.a && x.b == y.b && x.c == y.c && x.d == y.d && x.kids == y.kids;
+    });
+    if (n >= 0) return n;
     tick();
     if (bytes > byte_limit) throw Limit("the constraint passes its memory limit");
-    bytes += sizeof(Node) + 64 + 4 * nodes_.back().kids.size();
+    bytes += sizeof(Node) + 16 + 4 * x.kids.size();
+    nodes_.push_back(std::move(x));
+    n = i32(nodes_.size()) - 1;
+    index_.add(h, n);
     return n;
 }
 

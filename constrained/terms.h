@@ -28,6 +28,42 @@ constexpr u32 kLastCodePoint = 0x10FFFF;
 struct Limit : std::runtime_error { using std::runtime_error::runtime_error; };
 struct Invalid : std::runtime_error { using std::runtime_error::runtime_error; };
 
+// Hash table of numbers: what they stand for lies elsewhere. Growing it moves eight bytes an entry, so no call pays much for it.
+class Index {
+public:
+    template <class Same> i32 find(u64 hash, Same&& same) const {  // -1: none
+        for (size_t i = start(hash);; i = (i + 1) & (slots_.size() - 1)) {
+            if (slots_[i].id < 0) return -1;
+            if (slots_[i].hash == u32(hash >> 32) && same(slots_[i].id)) return slots_[i].id;
+        }
+    }
+    void add(u64 hash, i32 id) {
+        if (2 * ++used_ > slots_.size()) {
+            std::vector<Slot> old(2 * slots_.size(), Slot{0, -1});
+            old.swap(slots_);
+            for (auto& slot : old)
+                if (slot.id >= 0) put(slot);
+        }
+        put({u32(hash >> 32), id});
+    }
+
+private:
+    struct Slot { u32 hash; i32 id; };
+    std::vector<Slot> slots_ = std::vector<Slot>(64, Slot{0, -1});
+    size_t used_ = 0;
+    size_t start(u64 hash) const { return size_t(hash >> 32) & (slots_.size() - 1); }
+    void put(Slot slot) {
+        size_t i = slot.hash & (slots_.size() - 1);
+        while (slots_[i].id >= 0) i = (i + 1) & (slots_.size() - 1);
+        slots_[i] = slot;
+    }
+};
+
+inline u64 mixed(u64 h, u64 more) {
+    h = (h ^ more) * 0xff51afd7ed558ccdull;
+    return h ^ h >> 29;
+}
+
 enum class Op : uint8_t { Nothing, Empty, Lit, Set, Chars, Seq, Alt, Rep, Both, Not, Json, Esc, Hex, Low };
 
 struct Edge { u32 lo, hi; i32 to; };
@@ -87,10 +123,8 @@ private:
     double seconds_ = 1e9;
     double deadline_ = 0;
     void check_clock();
-    struct Hash { const Terms* t; size_t operator()(i32 n) const; };
-    struct Same { const Terms* t; bool operator()(i32 x, i32 y) const; };
     std::deque<Node> nodes_;
-    std::unordered_set<i32, Hash, Same> index_;
+    Index index_;
     std::deque<Text> texts_;
     std::map<Text, i32> text_index_;
     std::deque<std::vector<Text>> sets_;

@@ -95,30 +95,40 @@ class Task:
     """A function that runs as a greenlet and gives its thread away while it waits.
 
     `schedule` arranges that `resume` is called soon on the thread that runs the task. `done` is called at its end.
+    `carriers` are greenlets of that thread that are at leisure: starting one costs more than a short program.
     """
 
-    def __init__(self, function: Callable[[], Any], schedule: Callable[[Task], None], done: Callable[[Task], None]) -> None:
-        from greenlet import getcurrent, greenlet
-
+    def __init__(
+        self, function: Callable[[], Any], schedule: Callable[[Task], None], done: Callable[[Task], None], carriers: list[Any] | None = None
+    ) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
-        self._schedule, self._done, self._caller = schedule, done, getcurrent
+        self._function, self._schedule, self._done = function, schedule, done
+        self._carriers = [] if carriers is None else carriers
+        self._context = contextvars.copy_context()
+        self._carrier: Any = None  # the greenlet that runs it, from its first turn to its end
+        self._over = False
         self._asleep = 0  # which sleep it is in; a waker of an earlier one does nothing
         self._sleeps = 0
         self._lock = threading.Lock()
-        self._greenlet = greenlet(lambda: self._run(function))
-        self._greenlet.gr_context = contextvars.copy_context()
 
     def resume(self) -> None:
         """Goes on with the function, until it waits again or ends."""
+        from greenlet import getcurrent, greenlet
+
+        begins = self._carrier is None
+        if begins:
+            self._carrier = self._carriers.pop() if self._carriers else greenlet(_carry)
         outer = getattr(_current, "task", None)
         _current.task = self
-        self._greenlet.parent = self._caller()
+        self._carrier.parent = getcurrent()
         try:
-            self._greenlet.switch()
+            self._carrier.switch(*((self,) if begins else ()))
         finally:
             _current.task = outer
-        if self._greenlet.dead:
+        if self._over:
+            self._carriers.append(self._carrier)
+            self._carrier = None
             self._done(self)
 
     def sleeper(self) -> tuple[Callable[[float], Any], Waker]:
@@ -141,15 +151,26 @@ class Task:
                 if woken:
                     return
                 self._asleep = number
-            self._greenlet.parent.switch()
+            self._carrier.parent.switch()
 
         return sleep, wake
 
-    def _run(self, function: Callable[[], Any]) -> None:
+    def run(self) -> None:
+        """The whole function, on the carrier."""
         try:
-            self.result = function()
+            self.result = self._context.run(self._function)
         except BaseException as exc:  # handed to whoever asked for the task
             self.error = exc
+        self._over = True
+
+
+def _carry(task: Task) -> None:
+    """The life of a carrier: one task after the other, each handed over by the switch that wakes it."""
+    from greenlet import getcurrent
+
+    while True:
+        task.run()
+        task = getcurrent().parent.switch()
 
 
 def no_timer(wake: Waker, delay: float) -> None:
@@ -161,11 +182,12 @@ class Hub:
 
     def __init__(self) -> None:
         self._ready: SimpleQueue[Task] = SimpleQueue()
+        self._carriers: list[Any] = []
         self.turns = self.seen = 0  # how often a task went on; what a watcher last saw of it
         self.resuming = False
 
     def spawn(self, function: Callable[[], Any], done: Callable[[Task], None]) -> Task:
-        task = Task(function, self._ready.put, done)
+        task = Task(function, self._ready.put, done, self._carriers)
         self._ready.put(task)
         return task
 
@@ -204,7 +226,7 @@ def _run_beside(outer: Task, functions: list[Callable[[], Any]]) -> list[Task]:
         ended.append(task)
         signal.notify()
 
-    tasks = [Task(function, outer._schedule, done) for function in functions]
+    tasks = [Task(function, outer._schedule, done, outer._carriers) for function in functions]
     for task in tasks:
         outer._schedule(task)
     signal.wait_for(lambda: len(ended) == len(tasks), None, no_timer)

@@ -43,6 +43,7 @@ class Document:
         self.schemas: list[dict[Any, Any]] = [{}]
         self._where: list[Where] = [""]
         self.numbers: dict[int, int] = {}
+        self._contents: dict[frozenset[Any], int] = {}
         self._targets: dict[tuple[int, str] | str, Literal] = {}
         self._names: Index | None = None
         self._acyclic: set[int] = set()
@@ -77,7 +78,30 @@ class Document:
                     raise GrammarError(f"{keyword!r} at {place or '#'} {wrong}, not {describe(value)}", place=f"{place}/{keyword}")
         if self._reference_alone and "$ref" in schema and len(schema) > 1:
             return self._alone(schema, self._pointer(where))
+        content = self._content(schema)
+        if content is not None:
+            number = self._contents.setdefault(content, len(self.schemas))
+            if number < len(self.schemas):
+                self.numbers[id(schema)] = number  # the root keeps the schema alive
+                return 2 * number
         return self._add(schema, where)
+
+    def _content(self, schema: dict[str, Any]) -> frozenset[Any] | None:
+        """Equal for schemas that say the same; None if that takes a look into other schemas.
+
+        So the same small schema is one literal wherever it stands, and `not` it is seen to contradict it."""
+        parts = []
+        for keyword, value in schema.items():
+            if keyword in CHECKS or keyword == "const":
+                if type(value) is list and keyword in ("type", "enum", "required"):
+                    value = tuple([(type(item), item) for item in value])
+                elif type(value) in (dict, list) or keyword in REFERENCES and self._embedded_ids:
+                    return None
+                parts.append((keyword, type(value), value))
+        try:
+            return frozenset(parts)
+        except TypeError:  # an enum of arrays or objects
+            return None
 
     def _alone(self, schema: dict[str, Any], place: str) -> Literal:
         """A $ref under a draft that knows nothing beside it (drafts 3 to 7: "all other properties [...] SHALL be ignored")."""

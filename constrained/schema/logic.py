@@ -172,7 +172,9 @@ class Solver:
             return
 
     def _narrow(self, state: State) -> list[Choice] | None:
-        """Choices that remain when each alternative was tried alone; what is left alone is put on `state.todo`. None: no way out."""
+        """Choices that remain when each alternative was tried alone; what is left alone is put on `state.todo`. None: no way out.
+
+        A choice with an alternative that is met already is no choice any more."""
         remaining: list[Choice] = []
         for choice in state.choices:
             live: Choice = []
@@ -180,8 +182,8 @@ class Solver:
                 trial = state.fork(alternative, [])
                 if not self._assume(trial) or self._contradicts(trial.facts):
                     continue
-                if not trial.facts.changed and not trial.choices and not self.annotates:
-                    break  # met already
+                if not self.annotates and (not trial.facts.changed and not trial.choices or self._met(state.facts, alternative)):
+                    break
                 live.append(alternative)
             else:
                 if not live:
@@ -191,6 +193,22 @@ class Solver:
                 else:
                     remaining.append(live)
         return remaining
+
+    def _met(self, facts: Facts, alternative: Alternative) -> bool:
+        """Whether an alternative that only speaks of properties, as most of what `not` turns into, holds already."""
+        if not isinstance(facts, ObjectFacts):
+            return False
+        for literal in alternative:
+            schema = self.document.schemas[literal >> 1]
+            if literal & 1 or not schema.keys() <= {"required", "properties"} or not facts.required.keys() >= set(schema.get("required", ())):
+                return False
+            for name, wanted in schema.get("properties", {}).items():
+                if type(wanted) is not Held:
+                    return False
+                node = self.property_node(facts, name)
+                if wanted not in node and not self.empty(node | {wanted ^ 1}):
+                    return False
+        return True
 
     def _assume(self, state: State) -> bool:
         """Turns the literals on `state.todo` into facts and choices. False: they contradict."""

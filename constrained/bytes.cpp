@@ -213,9 +213,27 @@ i32 Store::shortened(i32 node, i32 height) {
         i32 inner = shortened(n.a, height);
         return inner == n.a ? node : terms.json(inner);
     }
+    if (n.op == Op::Both) return without_far_length(node, height);
     if (n.op != Op::Rep || terms[n.a].op != Op::Chars) return node;
     i32 lo = std::min(n.b, height), hi = n.c == kUnbounded || n.c >= height ? kUnbounded : n.c;
     return lo == n.b && hi == n.c ? node : terms.rep(n.a, lo, hi);
+}
+
+// Beside other conditions, a largest length matters to a token only where the shortest way to satisfy them all may run into it.
+i32 Store::without_far_length(i32 node, i32 height) {
+    std::vector<i32> others;
+    i32 length = -1;
+    for (i32 k : terms[node].kids) {
+        if (terms[k].op == Op::Rep && terms[k].a == terms.any_char && terms[k].c != kUnbounded && length < 0) length = k;
+        else others.push_back(k);
+    }
+    if (length < 0) return node;
+    i32 lo = terms[length].b, hi = terms[length].c;
+    if (hi < lo + height) return node;
+    u32 stretch = terms.stretch(terms.both(others));
+    if (stretch >= kFar || u64(hi) < u64(lo) + u64(height) + stretch) return node;
+    others.push_back(terms.rep(terms.any_char, lo, kUnbounded));
+    return terms.both(others);
 }
 
 i32 Store::canon(i32 s) {

@@ -158,6 +158,7 @@ private:
     i32 made(i32 s, uint8_t b);
     Edges tail_after(i32 s, uint8_t b);
     i32 shortened(i32 node, i32 height);
+    i32 without_far_length(i32 node, i32 height);
     i32 base(i32 s);
     void walk(Building& out, i32 root, i32 s);
     void bounded(Building& out, i32 s, const Node& repeat);

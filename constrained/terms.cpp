@@ -519,4 +519,20 @@ u32 Terms::begun_by_anything(i32 n, bool json) {
     return best;
 }
 
+u32 Terms::stretch(i32 n) {
+    constexpr size_t kFew = 64;  // states looked at
+    if (nodes_[n].stretch <= kFar) return nodes_[n].stretch;
+    std::vector<i32> seen{n};
+    std::unordered_set<i32> known{n};
+    u32 most = 0;
+    for (size_t i = 0; i < seen.size() && seen.size() <= kFew; i++) {
+        most = std::max(most, dist(seen[i]));
+        for (auto& e : Edges(edges(seen[i])))
+            if (known.insert(e.to).second) seen.push_back(e.to);
+    }
+    if (seen.size() > kFew) return nodes_[n].stretch = kFar;
+    for (i32 i : seen) nodes_[i].stretch = most;
+    return most;
+}
+
 }  // namespace ramet

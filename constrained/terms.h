@@ -81,6 +81,7 @@ struct Node {
     i32 a = 0, b = 0, c = 0, d = 0;
     std::vector<i32> kids;
     Edges edges;
+    u32 stretch = kFar + 1;
     u32 dist[2] = {kFar + 1, kFar + 1};  // fewest bytes to the end, raw and as a JSON string; kFar + 1: not known yet
 };
 
@@ -116,6 +117,7 @@ public:
     u32 dist(i32 n, bool json = false);
     // Where any text may begin a string of n: no text leaves more bytes to its end than this. Else, or not seen to be so: kFar.
     u32 begun_by_anything(i32 n, bool json);
+    u32 stretch(i32 n);  // no text in n is further from an end than so many characters; kFar: not seen to be so
     size_t size() const { return nodes_.size(); }
 
 private:

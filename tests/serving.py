@@ -44,7 +44,7 @@ class Served:
 
     @property
     def url(self) -> str:
-        found = wait_for(lambda: re.search(r'"url": "([^"]+)"', self.log) or self.process.poll() is not None, 60, lambda: self.log)
+        found = wait_for(lambda: re.search(r'"url": "([^"]+)"', self.log) or self.process.poll() is not None, 180, lambda: self.log)
         assert not isinstance(found, bool), f"the server ended: {self.log}"
         return found[1]
 

@@ -1,5 +1,6 @@
 // What Python calls: plain C, shapes and types checked on the other side. Tensors are contiguous. What can fail returns a null
 // pointer instead of an object, or says what was wrong; a null message means success.
+#include "amx.h"
 #include "decoder.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -31,7 +32,12 @@ template <class Work> void over_rows(Pool* pool, int rows, Work&& work) {
 
 API int ramet_lanes() { return VL; }
 
-API Pool* ramet_pool_new(int threads) { return guarded<Pool*>(nullptr, [&] { return new Pool(threads); }); }
+API Pool* ramet_pool_new(int threads) {
+#if defined(RAMET_AMX)
+  if (!request_tiles()) return nullptr;
+#endif
+  return guarded<Pool*>(nullptr, [&] { return new Pool(threads); });
+}
 API void ramet_pool_free(Pool* pool) { delete pool; }
 
 API Matrix* ramet_matrix_new(Pool* pool, int kind, int outputs, int inputs, const void* rows) {
@@ -46,9 +52,12 @@ API void ramet_matrix_rows(Pool* pool, const Matrix* matrix, int count, const in
 
 // Whether this library runs here and computes: products of every kind that differs by instruction set, against plain sums.
 API int ramet_probe() {
+#if defined(RAMET_AMX)
+  if (!request_tiles()) return 0;
+#endif
   return guarded<int>(0, [] {
     Pool pool(1);
-    constexpr int N = 2 * VL, K = 256, ROWS = 3;
+    constexpr int N = 2 * VL, K = 256, ROWS = 19;
     static float x[ROWS * K], y[ROWS * N], w[K];
     static int8_t q[ROWS * K];
     static BlockScale scales[ROWS * K / BLOCK];

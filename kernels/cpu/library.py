@@ -37,6 +37,7 @@ _LISTS_AVX512 = _LISTS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 BASELINE = InstructionSet("baseline", frozenset(), ())
 INSTRUCTION_SETS = {  # by machine, best first
     "x86_64": (
+        InstructionSet("amx", _LISTS_AVX512 | {"avx512_vnni", "amx_tile", "amx_int8"}, (*_AVX512, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
         InstructionSet("avx512-vnni", _LISTS_AVX512 | {"avx512_vnni"}, (*_AVX512, "-mavx512vnni")),
         InstructionSet("avx512", _LISTS_AVX512, _AVX512),
         InstructionSet("avx2", _LISTS_AVX2, _AVX2),

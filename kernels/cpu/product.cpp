@@ -1,5 +1,7 @@
 #include "product.h"
 
+#include "amx.h"
+
 #include <algorithm>
 
 namespace ramet {
@@ -37,8 +39,9 @@ constexpr int GROUP = 16;  // rows that one call of a kernel takes
 constexpr int ROWS = 64;   // rows of a piece: their activations stay in the core's own cache
 const vi LOW4 = splat(0x0f0f0f0f), LOW2 = splat(0x03030303);
 
-// Each format says how a block of weights, `w`, is multiplied with MR rows: acc[m] += what the block adds to row m.
-// q is the first row's block, rows lie `stride` apart; s likewise, `blocks` apart.
+// Each format says how a block of weights, `w`, is multiplied with MR rows. `sums` gives the whole numbers: q is the first row's
+// block, rows lie `stride` apart, and s says what their scales are, `blocks` apart. `add` scales them into acc.
+// For tiles, `spread` lays the weights out as bytes.
 
 template <int MR> inline void nibbles(vi (&sum)[MR], const uint8_t* w, const int8_t* q, int64_t stride) {
   for (int j = 0; j < 4; j++) {
@@ -50,33 +53,47 @@ template <int MR> inline void nibbles(vi (&sum)[MR], const uint8_t* w, const int
   }
 }
 
+inline const uint8_t* spread_nibbles(const uint8_t* w, uint8_t* room) {
+  for (int j = 0; j < 4; j++) {
+    vi raw = load_raw<vi>(w + j * VB);
+    store_raw(room + j * VB, raw & LOW4), store_raw(room + (j + 4) * VB, raw >> 4 & LOW4);
+  }
+  return room;
+}
+
 template <bool OFFSET> struct Q4 {
-  static constexpr int HEAD = 0, BYTES = VL * (OFFSET ? 20 : 18), BLOCKS = 1;
-  template <int MR>
-  static void block(const uint8_t*, const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale* s, int64_t blocks, vf (&acc)[MR]) {
-    vi sum[MR] = {};
-    nibbles<MR>(sum, w + VL * (OFFSET ? 4 : 2), q, stride);
+  static constexpr int HEAD = 0, BYTES = VL * (OFFSET ? 20 : 18), BLOCKS = 1, QUANTS = VL * (OFFSET ? 4 : 2);
+  static constexpr bool TILES = true, SIGNED = false;
+  template <int MR> static void sums(vi (&sum)[MR], const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale*, int64_t) {
+    for (vi& each : sum) each = vi{};
+    nibbles<MR>(sum, w + QUANTS, q, stride);
+    for (vi& each : sum) each = total(each);
+  }
+  template <int MR> static void add(const uint8_t*, const uint8_t* w, const vi (&sum)[MR], const BlockScale* s, int64_t blocks, vf* acc) {
     vf d = load((const half*)w), offset = OFFSET ? load((const half*)(w + 2 * VL)) : d * -8.f;
     for (int m = 0; m < MR; m++) {
-      acc[m] = fma(to_float(total(sum[m])), d * s[m * blocks].d, acc[m]);
+      acc[m] = fma(to_float(sum[m]), d * s[m * blocks].d, acc[m]);
       acc[m] = fma(offset, splat(s[m * blocks].total), acc[m]);
     }
   }
+  static const uint8_t* spread(const uint8_t* w, uint8_t* room) { return spread_nibbles(w + QUANTS, room); }
 };
 
 struct Q8 {
   static constexpr int HEAD = 0, BYTES = VL * 34, BLOCKS = 1;
-  template <int MR>
-  static void block(const uint8_t*, const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale* s, int64_t blocks, vf (&acc)[MR]) {
-    vi sum[MR];
+  static constexpr bool TILES = true, SIGNED = true;
+  template <int MR> static void sums(vi (&sum)[MR], const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale* s, int64_t blocks) {
     for (int m = 0; m < MR; m++) sum[m] = wide_start(s[m * blocks].sum);
     for (int j = 0; j < 8; j++) {
       Wide weight = wide_weight(load_raw<vi>(w + 2 * VL + j * VB));
       for (int m = 0; m < MR; m++) sum[m] = dot_wide(sum[m], weight, repeat(q + m * stride + 4 * j));
     }
+  }
+  template <int MR> static void add(const uint8_t*, const uint8_t* w, const vi (&sum)[MR], const BlockScale* s, int64_t blocks, vf* acc) {
     vf d = load((const half*)w);
     for (int m = 0; m < MR; m++) acc[m] = fma(to_float(sum[m]), d * s[m * blocks].d, acc[m]);
   }
+  static const uint8_t* spread(const uint8_t* w, uint8_t*) { return w + 2 * VL; }
 };
 
 inline vi bytes_as_ints(const uint8_t* p) { return __builtin_convertvector(load_raw<vu8>(p), vi); }
@@ -84,24 +101,28 @@ inline vi signed_bytes(const uint8_t* p) { return __builtin_convertvector(load_r
 
 struct Q4K {
   static constexpr int HEAD = 4 * VL, BYTES = VL * 18, BLOCKS = SUPER;
-  template <int MR>
-  static void block(const uint8_t* head, const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale* s, int64_t blocks, vf (&acc)[MR]) {
-    vi sum[MR] = {};
+  static constexpr bool TILES = true, SIGNED = false;
+  template <int MR> static void sums(vi (&sum)[MR], const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale*, int64_t) {
+    for (vi& each : sum) each = vi{};
     nibbles<MR>(sum, w + 2 * VL, q, stride);
-    vi scale = pair(bytes_as_ints(w));
-    vf d = load((const half*)head), offset = load((const half*)(head + 2 * VL)) * to_float(bytes_as_ints(w + VL));
+    for (vi& each : sum) each = total(each);
+  }
+  template <int MR> static void add(const uint8_t* head, const uint8_t* w, const vi (&sum)[MR], const BlockScale* s, int64_t blocks, vf* acc) {
+    vf scale = load((const half*)head) * to_float(bytes_as_ints(w));
+    vf offset = load((const half*)(head + 2 * VL)) * to_float(bytes_as_ints(w + VL));
     for (int m = 0; m < MR; m++) {
-      acc[m] = fma(to_float(total(sum[m], scale)), d * s[m * blocks].d, acc[m]);
+      acc[m] = fma(to_float(sum[m]), scale * s[m * blocks].d, acc[m]);
       acc[m] = fma(offset, splat(-s[m * blocks].total), acc[m]);
     }
   }
+  static const uint8_t* spread(const uint8_t* w, uint8_t* room) { return spread_nibbles(w + 2 * VL, room); }
 };
 
 struct Q6K {
   static constexpr int HEAD = 2 * VL, BYTES = VL * 26, BLOCKS = SUPER;
-  template <int MR>
-  static void block(const uint8_t* head, const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale* s, int64_t blocks, vf (&acc)[MR]) {
-    vi sum[MR] = {};
+  static constexpr bool TILES = false, SIGNED = true;  // two scales to a block
+  template <int MR> static void sums(vi (&sum)[MR], const uint8_t* w, const int8_t* q, int64_t stride, const BlockScale* s, int64_t blocks) {
+    for (vi& each : sum) each = vi{};
     for (int part = 0; part < 2; part++) {  // 16 inputs with their own scale
       vi partial[MR];
       for (int m = 0; m < MR; m++) {
@@ -118,24 +139,57 @@ struct Q6K {
       vi scale = pair(signed_bytes(w + part * VL));
       for (int m = 0; m < MR; m++) sum[m] += total(partial[m], scale);
     }
+  }
+  template <int MR> static void add(const uint8_t* head, const uint8_t*, const vi (&sum)[MR], const BlockScale* s, int64_t blocks, vf* acc) {
     vf d = load((const half*)head);
     for (int m = 0; m < MR; m++) acc[m] = fma(to_float(sum[m]), d * s[m * blocks].d, acc[m]);
   }
 };
+
+// Calls each(head, block) for the blocks of a tile, in the order of the inputs.
+template <class Format, class Each> inline void over_blocks(const uint8_t* w, int64_t blocks, Each&& each) {
+  for (int64_t b = 0; b < blocks; b += Format::BLOCKS) {
+    const uint8_t* head = w;
+    w += Format::HEAD;
+    for (int i = 0; i < Format::BLOCKS; i++, w += Format::BYTES) each(head, w);
+  }
+}
 
 template <class Format, int MR> void packed_rows(const uint8_t* w, const Activations& x, int row, float* out) {
   vf acc[MR] = {};
   int64_t stride = x.inputs, blocks = x.inputs / BLOCK;
   const int8_t* q = x.q + row * stride;
   const BlockScale* s = x.scale + row * blocks;
-  for (int64_t b = 0; b < blocks; b += Format::BLOCKS) {
-    const uint8_t* head = w;
-    w += Format::HEAD;
-    for (int i = 0; i < Format::BLOCKS; i++, w += Format::BYTES, q += BLOCK, s++)
-      Format::template block<MR>(head, w, q, stride, s, blocks, acc);
-  }
+  over_blocks<Format>(w, blocks, [&](const uint8_t* head, const uint8_t* block) {
+    vi sum[MR];
+    Format::template sums<MR>(sum, block, q, stride, s, blocks);
+    Format::template add<MR>(head, block, sum, s, blocks, acc);
+    q += BLOCK, s++;
+  });
   for (int m = 0; m < MR; m++) store(out + m * VL, acc[m]);
 }
+
+#if defined(RAMET_AMX)
+// The same for up to 16 rows by tiles, which `shape_tiles` has made as high.
+template <class Format> void packed_tiles(const uint8_t* w, const Activations& x, int row, int count, float* out) {
+  vf acc[TILE_ROWS] = {};
+  alignas(64) int32_t sums[TILE_ROWS * VL];
+  alignas(64) uint8_t room[8 * VB];
+  int64_t stride = x.inputs, blocks = x.inputs / BLOCK;
+  const int8_t* q = x.q + row * stride;
+  const BlockScale* s = x.scale + row * blocks;
+  over_blocks<Format>(w, blocks, [&](const uint8_t* head, const uint8_t* block) {
+    tile_sums<Format::SIGNED>(q, stride, Format::spread(block, room), sums);
+    for (int m = 0; m < count; m++) {
+      vi sum[1] = {load_raw<vi>(sums + m * VL)};
+      Format::template add<1>(head, block, sum, s + m * blocks, blocks, acc + m);
+    }
+    q += BLOCK, s++;
+  });
+  for (int m = 0; m < count; m++) store(out + m * VL, acc[m]);
+}
+constexpr int TILES_FROM = 4;  // rows from which tiles are quicker
+#endif
 
 // Plain weights: one fused product after the other, in the order of the inputs.
 template <class T, int MR> void plain_rows(const uint8_t* tile, const Activations& x, int row, float* out) {
@@ -156,16 +210,26 @@ template <class T, int MR> void plain_rows(const uint8_t* tile, const Activation
 template <class Format> struct Packed {
   static constexpr int WIDTH = VL;
   template <int MR> static void rows(const uint8_t* w, const Activations& x, int row, float* out) { packed_rows<Format, MR>(w, x, row, out); }
+  static bool tiles(const uint8_t* w, const Activations& x, int row, int count, float* out) {
+#if defined(RAMET_AMX)
+    if constexpr (Format::TILES)
+      if (count >= TILES_FROM) return shape_tiles(count), packed_tiles<Format>(w, x, row, count, out), true;
+#endif
+    (void)w, (void)x, (void)row, (void)count, (void)out;
+    return false;
+  }
 };
 template <class T> struct Plain {
   static constexpr int WIDTH = 2 * VL;
   template <int MR> static void rows(const uint8_t* w, const Activations& x, int row, float* out) { plain_rows<T, MR>(w, x, row, out); }
+  static bool tiles(const uint8_t*, const Activations&, int, int, float*) { return false; }
 };
 
-// Outputs of one tile for rows row..row+count-1 (at most GROUP): out is (count, width of the tile).
+// Outputs of one tile of weights for rows row..row+count-1 (at most GROUP): out is (count, width of the tile).
 using Kernel = void (*)(const uint8_t* tile, const Activations& x, int row, int count, float* out);
 
 template <class F> void tile_rows(const uint8_t* tile, const Activations& x, int row, int count, float* out) {
+  if (F::tiles(tile, x, row, count, out)) return;
   for (; count >= 4; count -= 4, row += 4, out += 4 * F::WIDTH) F::template rows<4>(tile, x, row, out);
   if (count & 2) F::template rows<2>(tile, x, row, out), row += 2, out += 2 * F::WIDTH;
   if (count & 1) F::template rows<1>(tile, x, row, out);
@@ -220,6 +284,9 @@ void piece(const Product& p, const Activations& x, int tile, int last_tile, int 
       if (gate_kernel) gate_kernel(p.gate->tile(tile), x, row, count, gate);
       finish(p, tile * width, width, row, count, y, gate);
     }
+#if defined(RAMET_AMX)
+  release_tiles();  // so that the system need not save them
+#endif
 }
 
 }  // namespace

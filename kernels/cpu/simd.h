@@ -66,7 +66,9 @@ inline vf fma(vf a, vf b, vf c) {
 // Keeps a value in a register: compilers would read it from memory again for every use, or add sums up as a tree whose
 // branches do not fit the registers.
 template <class V> inline V held(V v) {
-#if defined(__AVX2__)
+#if defined(RAMET_AVX512) && !defined(RAMET_EMULATED)
+  asm("" : "+v"(v));
+#elif defined(__AVX2__) && !defined(RAMET_EMULATED)
   asm("" : "+x"(v));
 #endif
   return v;
@@ -242,7 +244,7 @@ inline vi total(vi acc, vi scale) { return acc * scale; }
 inline vi pair(vi scale) { return scale; }
 #elif defined(RAMET_AVX512)
 inline vi dot_small(vi acc, vi w, vi x) {
-  return (vi)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+  return (vi)held(_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w, (__m512i)x)));
 }
 inline vi total(vi acc) { return (vi)_mm512_madd_epi16((__m512i)acc, _mm512_set1_epi16(1)); }
 inline vi total(vi acc, vi scale) { return (vi)_mm512_madd_epi16((__m512i)acc, (__m512i)scale); }
@@ -286,7 +288,7 @@ inline __m512i sign512(vi x, vi w) {
   __mmask64 negative = _mm512_movepi8_mask((__m512i)w);
   return _mm512_mask_sub_epi8((__m512i)x, negative, _mm512_setzero_si512(), (__m512i)x);
 }
-inline vi dot_wide(vi acc, Wide w, vi x) { return acc + total((vi)_mm512_maddubs_epi16((__m512i)w.size, sign512(x, w.w))); }
+inline vi dot_wide(vi acc, Wide w, vi x) { return held(acc + total((vi)_mm512_maddubs_epi16((__m512i)w.size, sign512(x, w.w)))); }
 #elif defined(__AVX2__)  // |w| times x with w's sign: a pair of products fits 16 bits
 inline Wide wide_weight(vi w) { return {w, (vi)_mm256_abs_epi8((__m256i)w)}; }
 inline vi wide_start(int32_t) { return vi{}; }
@@ -309,7 +311,7 @@ inline Wide six_weight(vi raw) { return wide_weight((vi)((vb)raw - (uint8_t)32))
 inline vi six_start(int32_t) { return vi{}; }
 #if defined(RAMET_AVX512)
 inline vi dot_six(vi acc, Wide w, vi x) {
-  return (vi)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w.size, sign512(x, w.w)));
+  return (vi)held(_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w.size, sign512(x, w.w))));
 }
 #elif defined(__AVX2__)
 inline vi dot_six(vi acc, Wide w, vi x) {

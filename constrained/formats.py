@@ -45,9 +45,8 @@ def _uri(letters: str, private: str = "") -> tuple[str, str]:
     plain = rf"A-Za-z0-9._~!$&'()*+,;={letters}\-"
     escaped = "%[0-9A-Fa-f]{2}"
     char, no_colon = rf"(?:[{plain}:@]|{escaped})", rf"(?:[{plain}@]|{escaped})"
-    authority = (
-        rf"(?:(?:[{plain}:]|{escaped})*@)?(?:\[(?:{_IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]|(?:[{plain}]|{escaped})*)(?::\d*)?"
-    )
+    literal = rf"\[(?:{_IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]"
+    authority = rf"(?:(?:[{plain}:]|{escaped})*@)?(?:{literal}|(?:[{plain}]|{escaped})*)(?::\d*)?"
     rooted = rf"//{authority}(?:/{char}*)*|/(?:{char}+(?:/{char}*)*)?"
     tail = rf"(?:\?(?:[{plain}:@/?{private}]|{escaped})*)?(?:#(?:[{plain}:@/?]|{escaped})*)?"
     uri = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{rooted}|{char}+(?:/{char}*)*|){tail}"

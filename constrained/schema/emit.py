@@ -246,7 +246,7 @@ class Emitter:
         """Each of a list of values at most once. None: refused, and the caller is lenient."""
         values = None if first or facts.witnesses else self._domain(others)
         if values is None:
-            self.document.refuse("uniqueItems", self._place, "can be enforced only where the items are listed values (enum, const, boolean)")
+            self.document.refuse("uniqueItems", self._place, "needs items that are listed values (enum, const, boolean)")
             return None
         members = [Member("", lit(json.dumps(value, ensure_ascii=False))) for value in values]
         return picked(members, NOTHING, self.style.item(depth), lo, hi)
@@ -290,7 +290,8 @@ class Emitter:
             lo = 0
         counted = 1 + (needed if facts.undeclared_witnesses else len(members))  # undeclared names may be equal: together they count as one
         if lo > counted and extra.op != "nothing":
-            self.document.refuse("minProperties", self._place, "needs several properties that are not declared, and nothing keeps their names apart")
+            why = "needs several properties that are not declared, and nothing keeps their names apart"
+            self.document.refuse("minProperties", self._place, why)
             lo = counted
         if facts.undeclared_witnesses:
             return self._object_with_witnesses(facts, members, lo, hi, depth)
@@ -338,10 +339,12 @@ class Emitter:
         classes: list[tuple[Term, frozenset[str]]] = [(base, frozenset())]
         for pattern in patterns:
             term = self.solver.pattern(pattern, 0)
-            split = [(both(t, term), matched | {pattern}) for t, matched in classes] + [(both(t, complement(term)), matched) for t, matched in classes]
-            classes = [(t, matched) for t, matched in split if t.op != "nothing"]
+            inside = [(both(names, term), matched | {pattern}) for names, matched in classes]
+            outside = [(both(names, complement(term)), matched) for names, matched in classes]
+            classes = [(names, matched) for names, matched in inside + outside if names.op != "nothing"]
             if len(classes) > MAX_CLASSES:
-                raise LimitError(f"'patternProperties' at {self._place or '#'} has more than {MAX_CLASSES} combinations of patterns", place=self._place)
+                why = f"'patternProperties' at {self._place or '#'} has more than {MAX_CLASSES} combinations of patterns"
+                raise LimitError(why, place=self._place)
         found: dict[Node, list[Term]] = {}
         for term, matched in classes:
             node = frozenset(
@@ -355,7 +358,8 @@ class Emitter:
         """All names but these."""
         if declared not in self._others:
             listed = Term("alt", tuple([lit(name) for name in sorted(declared)])) if len(declared) > 1 else alt(*map(lit, declared))
-            self._others[declared] = Term("not", (listed,)) if declared else ANY_STRING  # as complement(alt(...)), without a look for equals
+            # as complement(alt(...)) makes it, but without a look for equal terms
+            self._others[declared] = Term("not", (listed,)) if declared else ANY_STRING
         return self._others[declared]
 
     def _names_term(self, node: Node) -> Term:
@@ -393,9 +397,8 @@ def _any_value(style_name: str) -> Term:
     form, value = style(style_name), ref("any")
     pair = seq(ANY_TEXT, form.key, value)
     members, items = (repeated(item, form.item(0), 0, None, started=False) for item in (pair, value))
-    return alt(
-        SCALARS["null"], SCALARS["boolean"], numbers.NUMBER, ANY_TEXT, form.enclose("[]", items, True, 0), form.enclose("{}", members, True, 0)
-    )
+    lists = form.enclose("[]", items, True, 0), form.enclose("{}", members, True, 0)
+    return alt(SCALARS["null"], SCALARS["boolean"], numbers.NUMBER, ANY_TEXT, *lists)
 
 
 def string_language(facts: StringFacts) -> Term:

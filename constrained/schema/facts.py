@@ -202,7 +202,8 @@ class ArrayFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A set of property names: those that match all of `patterns` and none of `not_patterns`, are not among `without`, and satisfy `literals`."""
+    """A set of property names: those that match all of `patterns` and none of `not_patterns`, are not among `without`, and satisfy
+    `literals`."""
 
     patterns: tuple[str, ...] = ()
     not_patterns: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe
 from .facts import ANY_KIND, ARRAY, FACTS, KINDS, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .keywords import DENY, ENFORCE
 from .match import matches
-from .state import UNDECLARED, Choice, State, type_bits
+from .state import UNDECLARED, Alternative, Choice, State, type_bits
 from .unevaluated import settle
 
 MAX_BRANCHES = 500
@@ -200,7 +200,9 @@ class Solver:
             return False
         for literal in alternative:
             schema = self.document.schemas[literal >> 1]
-            if literal & 1 or not schema.keys() <= {"required", "properties"} or not facts.required.keys() >= set(schema.get("required", ())):
+            if literal & 1 or not schema.keys() <= {"required", "properties"}:
+                return False
+            if not facts.required.keys() >= set(schema.get("required", ())):
                 return False
             for name, wanted in schema.get("properties", {}).items():
                 if type(wanted) is not Held:
@@ -229,7 +231,8 @@ class Solver:
         self.steps += 1
         if self.steps > MAX_STEPS:
             place = self.document.place(literal >> 1)
-            raise LimitError(f"the schema takes too long to solve (more than {MAX_STEPS} steps, the last of them for {place or '#'})", place=place)
+            why = f"the schema takes too long to solve (more than {MAX_STEPS} steps, the last of them for {place or '#'})"
+            raise LimitError(why, place=place)
         number = literal >> 1
         if literal & 1:
             ways = self._ways_to_deny(number, kind)

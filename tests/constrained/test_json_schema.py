@@ -88,8 +88,10 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     (TREE, ['{"n": 1}', '{"n": 1, "sub": [{"n": 2, "sub": []}, {"n": 3}]}'], ['{"sub": []}', '{"n": 1, "sub": [{}]}']),
     ({"$ref": "#/$defs/a~1b%25~0", "$defs": {"a/b%~": {"type": "boolean"}}}, ["true"], ["1"]),
     ({"$ref": "#here", "$defs": {"x": {"$anchor": "here", "type": "null"}}}, ["null"], ["1"]),
-    ({"$ref": "item.json", "$id": "http://a.b/root.json", "$defs": {"x": {"$id": "item.json", "$ref": "#/$defs/y", "$defs": {"y": {"const": 1}}}}}, ["1"], ["2"]),
-    ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/s", "maxLength": 1, "definitions": {"s": {"type": "string"}}}, ['"abc"'], ["1"]),
+    ({"$ref": "item.json", "$id": "http://a.b/root.json", "$defs": {"x": {"$id": "item.json", "$ref": "#/$defs/y", "$defs": {"y": {"const": 1}}}}},
+     ["1"], ["2"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/s", "maxLength": 1, "definitions": {"s": {"type": "string"}}},
+     ['"abc"'], ["1"]),
 ]  # fmt: skip
 
 
@@ -109,7 +111,8 @@ def test_language(schema: Any, accepted: list[str], refused: list[str]) -> None:
         ({"$ref": "#/$defs/nope"}, "$ref"), ({"$ref": "https://127.0.0.1:9/x.json"}, "$ref"), ({"$ref": "#"}, "$ref"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "$ref"),
         ({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, "$ref"), ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"), ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"), 
+        ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "string", "pattern": "(a)\\1"}, "pattern"),
     ],
 )  # fmt: skip
@@ -133,7 +136,8 @@ def test_what_is_no_schema_is_said_to_be_none(schema: Any) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        False, {"not": {}}, {"type": "string", "enum": [1]}, {"type": "integer", "minimum": 3, "maximum": 2}, {"type": "string", "pattern": "^a$", "minLength": 3},
+        False, {"not": {}}, {"type": "string", "enum": [1]}, {"type": "integer", "minimum": 3, "maximum": 2}, 
+        {"type": "string", "pattern": "^a$", "minLength": 3},
         {"type": "object", "required": ["a"], "properties": {"a": False}}, {"allOf": [{"type": "string"}, {"type": "null"}]}, {"enum": []},
         {"type": "array", "minItems": 3, "uniqueItems": True, "items": {"enum": [1, 2]}}, {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2},
         {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}, {"oneOf": [{"type": "string"}, {"type": "string"}], "type": "string"},

@@ -10,6 +10,7 @@ import pytest
 from constraint_tools import finish_randomly
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+
 from ramet.constrained.errors import GrammarError
 
 from .test_json_schema_random import SCHEMAS

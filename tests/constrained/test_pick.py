@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+
 from ramet.constrained import GrammarCompiler, Vocabulary
 from ramet.constrained.engines import get_engine
 from ramet.constrained.errors import GrammarError

@@ -85,3 +85,15 @@ def events(response: httpx.Response) -> list[Any]:
     data = [line[len("data: ") :] for line in response.text.splitlines() if line.startswith("data: ")]
     assert data and data[-1] == "[DONE]", response.text[-300:]
     return [json.loads(item) for item in data[:-1]]
+
+
+def sockets_of(pid: int) -> Path:
+    """The private folder, as the worker's open sockets name it."""
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        if line.endswith("requests.sock"):
+            folder = Path(line.split()[-1]).parent
+            inode = line.split()[6]
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                if os.readlink(fd) == f"socket:[{inode}]":
+                    return folder
+    raise AssertionError("no socket of the worker was found")

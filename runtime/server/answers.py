@@ -47,6 +47,8 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]
         status, code, param = error.status, error.code, error.param
         if status in (408, 413):
             headers = {"connection": "close"}  # the rest of the body is not wanted
+        elif status == 503:
+            headers = {"retry-after": "5"}
     elif isinstance(error, UnsupportedError):
         status, code, param = 400, "unsupported", error.field
     elif isinstance(error, RequestError):

@@ -182,18 +182,25 @@ class Endpoints:
         self.replies = f"ipc://{self.folder / 'replies.sock'}"
 
     def remove(self) -> None:
-        for name in ("requests.sock", "replies.sock"):
-            (self.folder / name).unlink(missing_ok=True)
-        try:
-            self.folder.rmdir()
-        except OSError as error:
-            log.warning("could not remove %s: %s", self.folder, error)
+        remove_folder(self.folder)
 
     def __enter__(self) -> Endpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes the sockets and their folder; twice is once."""
+    for name in ("requests.sock", "replies.sock"):
+        (folder / name).unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("could not remove %s: %s", folder, error)
 
 
 def configure(socket: Any) -> Any:

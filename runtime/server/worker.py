@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -216,8 +217,9 @@ def _send_frame(target: Any, frame: Any) -> None:
     target.send(data)
 
 
-def _leave_with_parent() -> None:
+def _leave_with_parent(spec: Spec) -> None:
     sys.stdin.buffer.read()  # returns at end of file: the parent is gone, however it went
+    ipc.remove_folder(Path(spec.requests.removeprefix("ipc://")).parent)
     os._exit(3)
 
 
@@ -226,7 +228,7 @@ def main() -> int:
 
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=Spec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(spec,), name="parent", daemon=True).start()
     configure(spec.log_level, process="worker", style=spec.log_format)
     return Worker(spec).run()
 

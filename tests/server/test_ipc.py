@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import zmq
 from hypothesis import given, settings
+from serving import sockets_of
 
 from ramet.runtime import errors
 from ramet.runtime.protocol import Chunk, Constraint, FinishReason, GenerateRequest, SamplingParams, Timings, TokenLogprob, Usage
@@ -122,7 +123,7 @@ def test_the_folder_is_private():
 def test_strangers_on_the_sockets_of_a_running_server(serve, tmp_path, side):
     server = serve()
     with server.client() as client:
-        folder = _sockets(server.worker_pid())
+        folder = sockets_of(server.worker_pid())
         worker = server.worker_pid()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         context = zmq.Context()
@@ -141,18 +142,6 @@ def test_strangers_on_the_sockets_of_a_running_server(serve, tmp_path, side):
         assert server.log.count("dropped a frame") == 4, server.log
         assert client.post("/generate", json={"text": "say:fine"}).json()["text"] == "fine"
         assert server.worker_pid() == worker and not (tmp_path / "made").exists()
-
-
-def _sockets(pid: int) -> Path:
-    """The private folder, as the worker's open sockets name it."""
-    for line in Path("/proc/net/unix").read_text().splitlines():
-        if line.endswith("requests.sock"):
-            folder = Path(line.split()[-1]).parent
-            inode = line.split()[6]
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                if os.readlink(fd) == f"socket:[{inode}]":
-                    return folder
-    raise AssertionError("no socket of the worker was found")
 
 
 def test_no_pickle_anywhere():

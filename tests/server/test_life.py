@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import wait_for
+from serving import sockets_of, wait_for
 
 LONG = "slow:0.1;say:" + "x" * 400
 
@@ -143,8 +143,10 @@ def test_wrong_options(serve):
 def test_no_orphan_when_the_server_is_killed(serve):
     server = serve("--model-path", "fake")
     worker = server.worker_pid() if server.url else 0
+    folder = sockets_of(worker)
+    assert folder.exists()
     server.process.kill()
-    wait_for(lambda: not alive(worker), 5)
+    wait_for(lambda: not alive(worker) and not folder.exists(), 5)
 
 
 def test_a_full_queue(serve):

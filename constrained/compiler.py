@@ -92,6 +92,7 @@ class GrammarCompiler:
         self.vocabulary = vocabulary
         self.limits = limits or Limits()
         self._cache: OrderedDict[tuple[Any, ...], Grammar | GrammarError] = OrderedDict()
+        self._unmeasured = 0  # put into the cache since its size was last taken
         self._lock = threading.Lock()
         self.compiled = 0  # grammars built, or found to be wrong
         self.hits = 0  # grammars found built
@@ -148,8 +149,12 @@ class GrammarCompiler:
     def _remember(self, key: tuple[Any, ...], found: Grammar | GrammarError) -> None:
         with self._lock:
             self._cache[key] = found
-            held = sum(map(_bytes_held, self._cache.values()))  # grammars grow while they are used, so it is summed anew
-            while held > self.limits.cache_bytes and len(self._cache) > 1:
+            self._unmeasured += 1
+            if self._unmeasured <= len(self._cache) // 16:  # grammars grow while they are used, so all are measured anew, now and then
+                return
+            self._unmeasured = 0
+            held = sum(map(_bytes_held, self._cache.values()))
+            while held > self.limits.cache_bytes * 7 // 8 and len(self._cache) > 1:
                 held -= _bytes_held(self._cache.popitem(last=False)[1])
 
     @property

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..vocabulary import Vocabulary
 
 FAR = 1 << 30
+_PICKS = ("pick", "picked")
 
 
 def build(vocabulary: Vocabulary, kind: str, text: str, terms: GrammarSource | None, limits: Limits) -> Automaton:
@@ -76,7 +77,7 @@ class PythonAutomaton:
             return complement(self.derive(args[0], c))
         if op == "ref":
             return self.derive(self.rules[args[0]], c)
-        return self.derive(_unfold(term), c) if op == "pick" else NOTHING
+        return self.derive(_unfold(term), c) if op in _PICKS else NOTHING
 
     def _nullable(self, term: Term) -> bool:
         op, args = term.op, term.args
@@ -87,7 +88,7 @@ class PythonAutomaton:
         if op == "ref":
             return self._nullable(self.rules[args[0]])
         if op == "pick":
-            return self._nullable(_unfold(term))
+            return args[0] == 0 and args[1] == 0
         return op == "empty" or op in ("seq", "both") and all(map(self._nullable, args)) or op == "alt" and any(map(self._nullable, args))
 
     def _cuts(self, term: Term) -> frozenset[int]:
@@ -99,7 +100,7 @@ class PythonAutomaton:
             return frozenset(bound for lo, hi in args for bound in (lo, hi + 1))
         if op == "ref":
             return self._cuts(self.rules[args[0]])
-        if op == "pick":
+        if op in _PICKS:
             return self._cuts(_unfold(term))
         parts = args[:1] if op in ("rep", "not") else args if op in ("alt", "both") else ()
         if op == "seq":
@@ -136,11 +137,16 @@ class PythonAutomaton:
         if op == "ref":
             return self.lengths[args[0]]
         if op == "pick":
-            required, lo, _, *items, extra, separator = args
-            others = sorted([*map(self._least, items[required:]), *[self._least(extra)] * lo])[: max(lo - required, 0)]
-            short = FAR if len(others) < lo - required else 0
-            gaps = max(required + len(others) - 1, 0) * self._least(separator)
-            return min(FAR, short + sum(map(self._least, items[:required])) + sum(others) + gaps)
+            return 0 if self._nullable(term) else self._least(Term("picked", (False, *args), False))
+        if op == "picked":
+            extras, required, lo, hi, *items, extra, separator = args
+            wanted = max(lo - required, 0)
+            costs = sorted(map(self._least, items[required:] if extras else [*items[required:], extra]))[:wanted]
+            if required + wanted == 0:
+                return min(map(self._least, [*items, extra]))
+            if len(costs) < wanted or hi is not None and required + wanted > hi:
+                return FAR
+            return min(FAR, sum(map(self._least, items[:required])) + sum(costs) + (required + wanted - 1) * self._least(separator))
         if op in ("both", "not"):
             return self._search(term)
         return 0 if op == "empty" else FAR
@@ -260,17 +266,21 @@ def _completions(pending: bytes) -> tuple[int, int]:
 
 
 def _unfold(term: Term) -> Term:
-    """A pick as its first member and what follows it."""
-    required, lo, hi, *items, extra, separator = term.args
-    known = [(item, i < required) for i, item in enumerate(items)]
-    options = [EMPTY] if required == 0 and lo == 0 else []
+    """A pick as nothing, or its first member and what follows. "picked" is a pick that must go on; its first argument says whether
+    an extra was among the members, as only the first of them counts."""
+    if term.op == "pick":
+        required, lo = term.args[:2]
+        return alt(EMPTY if required == 0 and lo == 0 else NOTHING, Term("picked", (False, *term.args), False))
+    extras, required, lo, hi, *items, extra, separator = term.args
+    options = []
     for i, member in enumerate([*items, extra]):
-        others = known[:i] + known[i + 1 :]
-        left = sum(needed for _, needed in others)
-        if member == NOTHING or hi is not None and left + 1 > hi:
+        left = required - (i < required)
+        wanted = max(lo - (i < len(items) or not extras), 0)
+        if member == NOTHING or hi is not None and 1 + max(left, wanted) > hi:
             continue
-        more = NOTHING if hi == 1 else pick(others, separator, extra, max(lo - 1, 1), None if hi is None else hi - 1)
-        options.append(seq(member, alt(EMPTY if left == 0 and lo <= 1 else NOTHING, seq(separator, more))))
+        others = (extras or i == len(items), left, wanted, None if hi is None else hi - 1, *items[:i], *items[i + 1 :], extra, separator)
+        more = NOTHING if hi == 1 else seq(separator, Term("picked", others, False))
+        options.append(seq(member, alt(EMPTY if left == 0 and wanted == 0 else NOTHING, more)))
     return alt(*options)
 
 

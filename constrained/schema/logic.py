@@ -23,6 +23,7 @@ from .unevaluated import settle
 
 MAX_BRANCHES = 500
 MAX_STEPS = 100_000
+_OPEN = {"type", "properties", "required"}
 
 
 class Solver:
@@ -355,8 +356,14 @@ class Solver:
         return ways
 
     def disjoint(self, a: Literal, b: Literal) -> bool:
-        """Whether no value satisfies both."""
-        return not self.kinds_of(a) & self.kinds_of(b) or self.empty(frozenset((a, b)))
+        """Whether it is plain that no value satisfies both. Where it is not, they may still exclude each other."""
+        if not self.kinds_of(a) & self.kinds_of(b):
+            return True
+        first, second = self.document.schemas[a >> 1], self.document.schemas[b >> 1]
+        names = first.get("properties", {}).keys()
+        if (self.keywords(first) | self.keywords(second)) <= _OPEN and names.isdisjoint(second.get("properties", ())):
+            return False  # they speak of different properties
+        return self.empty(frozenset((a, b)))
 
     def value_literal(self, number: int, value: Any) -> Literal:
         """The literal of "equals this array or object"."""

@@ -28,6 +28,7 @@ PAGE_FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
 OPEN_PATHS = frozenset({"/health"})  # answered without the key; everything else is not
 WHILE_DRAINING = frozenset({"/health", "/metrics"})
 
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_HEADER = 32 * 1024  # bytes of a request's head
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -98,14 +99,15 @@ class Gate:
         return len(given) == 1 and self.key is not None and hmac.compare_digest(_digest(given[0]), self.key)
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = scope.get("route")
-        path = getattr(route, "path", "unknown")  # the template, not what was asked for: no label without limit
-        self.service.metrics.http.labels(scope["method"] if status != 405 else "other", path, status or "broken").inc()
+        # labels are a small set whatever is asked for: the route's template, and methods that exist
+        path = getattr(scope.get("route"), "path", "unknown")
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.service.metrics.http.labels(method, path, status or "broken").inc()
         if self.config.log_requests:
             data = {
                 "request_id": request_id,
-                "method": scope["method"],
-                "path": scope["path"][:200],
+                "method": scope["method"][:16],
+                "path": scope["raw_path"][:200].decode("latin-1"),  # as it came: no control characters
                 "status": status,
                 "seconds": round(seconds, 6),
                 **scope["ramet.log"],

@@ -40,7 +40,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         data = getattr(record, "data", {})
-        return super().format(record) + "".join(f" {key}={value}" for key, value in data.items())
+        return super().format(record) + "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in data.items())
 
 
 def configure(level: str, *, process: str, style: str = "json") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from serving import wait_for
 
 KEY = "k-5f3a9-the-key"
 
@@ -179,3 +181,13 @@ def test_request_templates_by_flag(serve):
     with server.client() as client:
         got = client.post("/v1/apply-template", json={"messages": [{"role": "user", "content": "x"}], "chat_template": "T!"})
         assert got.json()["prompt"].startswith("T!")
+
+
+def test_a_line_of_the_log_is_one_line(serve):
+    server = serve("--model-path", "fake", "--log-format", "text")
+    wait_for(lambda: "serving" in server.log, 60)
+    url = re.search(r'url="([^"]+)"', server.log)[1]
+    httpx.post(url + "/nowhere%0aERROR%20forged?x=1", timeout=10)
+    httpx.post(url + "/v1/completions", json={"prompt": "say:x", "user": "me\nERROR forged"}, timeout=10)
+    wait_for(lambda: server.log.count("INFO [http] request") == 2)
+    assert not any(line.startswith("ERROR") for line in server.log.splitlines())

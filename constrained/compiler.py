@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from .engines import get_engine
 from .errors import GrammarError
 from .grammar import GrammarSource, alt, lit
+from .json_schema import compile_schema
 from .matcher import Matcher
 from .python_types import schema_of
 from .regex import from_regex
@@ -141,8 +142,6 @@ class GrammarCompiler:
         if kind == "choice":
             return GrammarSource({"start": alt(*[lit(choice) for choice in json.loads(text)])}), []
         if kind == "json_schema" or kind == "json_object":
-            from .json_schema import compile_schema
-
             return compile_schema({"type": "object"} if kind == "json_object" else text, whitespace=whitespace, lenient=lenient)
         return None, []  # lark and ebnf: the engine reads the text
 

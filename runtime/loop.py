@@ -98,9 +98,9 @@ class EngineLoop:
 
     def tree(self, depth: int = 64, min_tokens: int = 1) -> dict[str, Any]:
         """The radix tree as nested dicts: tokens, text, hits, refs, children."""
-        from .stats import tree_dump
+        from .stats import tree_dump, with_text
 
-        return dict(self._ask(lambda: tree_dump(self.engine, depth, min_tokens)))
+        return with_text(self._ask(lambda: tree_dump(self.engine, depth, min_tokens)), self.tokenizer.decode)
 
     def server_info(self) -> dict[str, Any]:
         """What runs here: model, limits, peer, options, and `stats`."""

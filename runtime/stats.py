@@ -1,6 +1,7 @@
 """The engine as it is, as plain dicts: for `/server_info`, `/loads`, `/tree` and the command line."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +52,13 @@ def server_info(engine: Engine) -> dict[str, Any]:
 
 
 def tree_dump(engine: Engine, depth: int, min_tokens: int) -> dict[str, Any]:
-    """Nested nodes down to `depth`, without subtrees that start with fewer than `min_tokens` ids."""
-    decode = engine.tokenizer.decode
+    """Nested nodes down to `depth`, without subtrees that start with fewer than `min_tokens` ids. `with_text` is for after."""
 
     def dump(node: RadixNode, level: int) -> dict[str, Any]:
         children = [c for c in node.children.values() if len(c.key) >= min_tokens]
         return {
             "tokens": len(node.key),
-            "text": decode(node.key.tolist()),
+            "ids": node.key,
             "hits": node.hits,
             "refs": node.refs,
             "last_used": node.last_used,
@@ -67,3 +67,12 @@ def tree_dump(engine: Engine, depth: int, min_tokens: int) -> dict[str, Any]:
 
     roots = engine.cache.tree.roots.items()
     return {"size": engine.cache.tree.size, "roots": [{"salted": bool(salt), **dump(root, 0)} for salt, root in roots]}
+
+
+def with_text(node: dict[str, Any], decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """Puts text in the place of ids, in the whole tree: off the step thread, for it takes its time."""
+    if "ids" in node:
+        node["text"] = decode(node.pop("ids").tolist())
+    for child in (*node.get("roots", ()), *node.get("children", ())):
+        with_text(child, decode)
+    return node

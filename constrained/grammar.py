@@ -144,7 +144,7 @@ def seq(*terms: Term) -> Term:
         flat.append(Term("lit", ("".join(texts),)))
     if len(flat) < 2:
         return flat[0] if flat else EMPTY
-    return Term("seq", tuple(flat), all([part.regular for part in flat]))
+    return Term("seq", tuple(flat), all(part.regular for part in flat))
 
 
 def framed(before: str, term: Term, after: str = "") -> Term:
@@ -191,7 +191,7 @@ def alt(*terms: Term) -> Term:
         options[chars(single)] = None
     if len(options) < 2:
         return next(iter(options), NOTHING)
-    return Term("alt", tuple(options), all([part.regular for part in options]))
+    return Term("alt", tuple(options), all(part.regular for part in options))
 
 
 def rep(term: Term, lo: int = 0, hi: int | None = None) -> Term:

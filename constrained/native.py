@@ -167,11 +167,11 @@ def encode(source: GrammarSource) -> array[int]:
             if missing:
                 return missing
             counts = args[:first] if op == "pick" else args[1:] if op == "rep" else ()
-            kids = [index[id(kid)] for kid in kids]
+            numbered = [index[id(kid)] for kid in kids]
             records.extend((_OPS[op], len(args)))
-            records.extend(kids if op == "rep" else ())
+            records.extend(numbered if op == "rep" else ())
             records.extend([-1 if n is None else n for n in counts])
-            records.extend(() if op == "rep" else kids)
+            records.extend(() if op == "rep" else numbered)
         index[id(term)] = len(index)
         return []
 

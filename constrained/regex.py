@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 from .errors import GrammarError
-from .grammar import ANY_CHAR, ANY_STRING, EMPTY, MAX_CODE_POINT, NOTHING, Term, alt, both, chars, complement, rep, seq
+from .grammar import ANY_CHAR, ANY_STRING, EMPTY, MAX_CODE_POINT, Term, alt, both, chars, complement, rep, seq
 from .regex_syntax import Alt, Anchor, Class, Look, Node, Ranges, Repeat, Seq, parse
 
 FREE, FIXED, INNER = "free", "fixed", "inner"
@@ -188,8 +188,11 @@ def _case_variants() -> dict[int, set[int]]:
             for key in {c.lower(), c.upper().lower()}:
                 if len(key) == 1:
                     groups.setdefault(key, {ord(key)}).add(code_point)
-    return {c: reduce(set.__or__, [g for g in (groups[k] for k in {chr(c).lower(), chr(c).upper().lower()} if k in groups)], set())
-            for group in groups.values() for c in group}
+    found: dict[int, set[int]] = {}
+    for group in groups.values():
+        for code_point in group:
+            found.setdefault(code_point, set()).update(group)
+    return found
 
 
 def _with_case(ranges: Ranges) -> Ranges:
@@ -198,6 +201,3 @@ def _with_case(ranges: Ranges) -> Ranges:
         if any(lo <= code_point <= hi for lo, hi in ranges):
             found += [(v, v) for v in variants]
     return tuple(found)
-
-
-__all__ = ["from_regex", "NOTHING"]

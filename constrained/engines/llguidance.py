@@ -1,12 +1,15 @@
 """llguidance behind the Automaton protocol: context-free grammars, in its Lark dialect or as EBNF (GBNF, `root ::= ...`).
 
 A state is an LLMatcher that is never changed: to move is to copy and consume. It does not know how far the end is, so `need` is None
-and budgets do not narrow its masks.
+and budgets do not narrow its masks. Where text is forced, its own mask holds only the token that its tokenizer would choose; here
+all tokens that write the text or a part of it are allowed, as everywhere.
 """
 from __future__ import annotations
 
 import ctypes
 import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -38,15 +41,23 @@ def build(vocabulary: Vocabulary, kind: str, text: str, terms: GrammarSource | N
             grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=overrides)
         except ValueError as error:
             raise GrammarError(f"{kind}: {error}") from None
-    key = "llguidance"
-    tokenizer = vocabulary.views.get(key)
-    if tokenizer is None:
-        tokenizer = vocabulary.views.setdefault(key, llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=sorted(vocabulary.eos_ids)))
+    tokenizer = tokenizer_of(vocabulary)
     start = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     if start.is_error():
         message = start.get_error().strip().splitlines()
         raise GrammarError(f"{kind}: {message[0] if message else 'not a grammar'}")
     return LlguidanceAutomaton(vocabulary, tokenizer, start)
+
+
+def tokenizer_of(vocabulary: Vocabulary) -> Any:
+    """llguidance's view of the vocabulary, made once."""
+    import llguidance
+
+    made = vocabulary.views.get("llguidance")
+    if made is None:
+        wrapped = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+        made = vocabulary.views.setdefault("llguidance", llguidance.LLTokenizer(wrapped, eos_token=sorted(vocabulary.eos_ids)))
+    return made
 
 
 class _Tokens:
@@ -58,6 +69,20 @@ class _Tokens:
         self.eos_token_id, self.bos_token_id = min(vocabulary.eos_ids), None
         self._ids = {token: i for i, token in enumerate(vocabulary.token_bytes) if token}
         self._longest = max(map(len, self._ids), default=1)
+        self._sorted = sorted((token, i) for i, token in enumerate(vocabulary.token_bytes) if token)
+
+    def writing(self, text: bytes, may_follow: Callable[[bytes], bool]) -> Iterator[int]:
+        """The ids of all beginnings of `text`, and of what goes on from it as may_follow says."""
+        for size in range(1, min(self._longest, len(text)) + 1):
+            at = bisect_left(self._sorted, (text[:size], -1))
+            while at < len(self._sorted) and self._sorted[at][0] == text[:size]:
+                yield self._sorted[at][1]
+                at += 1
+        at = bisect_left(self._sorted, (text, -1))
+        while at < len(self._sorted) and self._sorted[at][0].startswith(text):
+            if self._sorted[at][0] != text and may_follow(self._sorted[at][0]):
+                yield self._sorted[at][1]
+            at += 1
 
     def __call__(self, text: bytes) -> list[int]:
         ids, at = [], 0
@@ -112,6 +137,10 @@ class LlguidanceAutomaton:
             self._check(state)
             accepting = state.is_accepting()
         row = (ctypes.c_uint32 * self._vocabulary.words).from_address(address)
+        if text := self.forced(state):
+            ctypes.memset(address, 0, size)
+            for token in self._tokens.writing(text, lambda longer: self.advance_bytes(state, longer) != -1):
+                row[token // 32] |= 1 << token % 32
         for token in self._vocabulary.eos_ids:
             if accepting and budget:
                 row[token // 32] |= 1 << token % 32
@@ -126,7 +155,7 @@ class LlguidanceAutomaton:
         return self.accepting(state) and (state.is_stopped() or not self.live_bytes(state))
 
     def forced(self, state: Any) -> bytes:
-        if self.finished(state):
+        if self.accepting(state):
             return b""
         with self._lock:
             text: bytes = state.compute_ff_bytes()

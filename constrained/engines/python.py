@@ -9,10 +9,11 @@ import ctypes
 from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import GrammarError
-from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, MAX_CODE_POINT, NOTHING, GrammarSource, Term, alt, both, chars, complement, lit, pick, rep, seq
+from ..grammar import ANY_CHAR, EMPTY, MAX_CODE_POINT, NOTHING, GrammarSource, Term, alt, both, chars, complement, lit, rep, seq
 
 if TYPE_CHECKING:
     from ..compiler import Automaton, Limits
@@ -116,7 +117,7 @@ class PythonAutomaton:
 
     def _classes(self, term: Term) -> Iterator[tuple[int, int]]:
         cuts = sorted(self._cuts(term) | {0, 0xD800, 0xE000, MAX_CODE_POINT + 1})
-        return ((low, high - 1) for low, high in zip(cuts, cuts[1:], strict=False) if not 0xD800 <= low < 0xE000)
+        return ((low, high - 1) for low, high in pairwise(cuts) if not 0xD800 <= low < 0xE000)
 
     def _live(self, term: Term) -> bool:
         return self._least(term) < FAR
@@ -341,6 +342,3 @@ def _hex(low: int, high: int, digits: int) -> Term:
             written = alt(*[lit(c) for c in {f"{digit:x}", f"{digit:X}"}])
             options.append(seq(written, _hex(first - digit * size, last - digit * size, digits - 1)))
     return alt(*options)
-
-
-__all__ = ["ANY_STRING", "PythonAutomaton", "build"]

@@ -4,7 +4,20 @@ import pytest
 
 from ramet.constrained import GrammarError
 from ramet.constrained.grammar import (
-    ANY_CHAR, ANY_STRING, EMPTY, NOTHING, alt, both, chars, complement, json_string, lit, minus, ref, rep, seq,
+    ANY_CHAR,
+    ANY_STRING,
+    EMPTY,
+    NOTHING,
+    alt,
+    both,
+    chars,
+    complement,
+    json_string,
+    lit,
+    minus,
+    ref,
+    rep,
+    seq,
 )  # fmt: skip
 
 

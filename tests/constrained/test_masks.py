@@ -72,6 +72,14 @@ def test_special_ids_are_never_allowed_by_their_text():
     assert not matcher.advance(1) and not matcher.advance(2)
 
 
+def test_a_forced_word_leaves_every_token_of_it_in_other_engines():
+    texts = [b"t", b"te", b"tes", b"test", b"e", b"es", b"st", b"s", b"x", b"test!", b"test?", None]
+    matcher = GrammarCompiler(Vocabulary(texts, [11])).compile("lark", 'start: "test" /[!x]/').matcher()
+    assert allowed(matcher) == {0, 1, 2, 3, 9}
+    matcher.advance(1)
+    assert allowed(matcher) == {6, 7}
+
+
 @pytest.mark.parametrize("kind", ["ebnf", "lark"])
 def test_other_engines_keep_the_same_contract(small, kind):
     source = 'root ::= "a" ("b" | "12")+' if kind == "ebnf" else 'start: "a" ("b" | "12")+'

@@ -9,7 +9,20 @@ from ramet.constrained import GrammarCompiler, GrammarError, Limits
 from ramet.constrained.compiler import Grammar
 from ramet.constrained.engines import python, ramet_native
 from ramet.constrained.grammar import (
-    ANY_STRING, EMPTY, GrammarSource, alt, both, chars, complement, json_string, lit, minus, pick, ref, rep, seq,
+    ANY_STRING,
+    EMPTY,
+    GrammarSource,
+    alt,
+    both,
+    chars,
+    complement,
+    json_string,
+    lit,
+    minus,
+    pick,
+    ref,
+    rep,
+    seq,
 )  # fmt: skip
 
 VOCABULARY = small_vocabulary()

@@ -7,6 +7,7 @@ declared order and then additional ones (or in any order, where whether they are
 """
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -36,6 +37,8 @@ def compile_schema(schema: Schema, *, whitespace: str = "json", lenient: bool = 
 def translate(schema: Schema, *, whitespace: str = "json", lenient: bool = False) -> tuple[GrammarSource, Document]:
     """The same, and the document with the schemas that were met on the way."""
     text, parsed = _read(schema)
+    collecting = gc.isenabled()
+    gc.disable()  # tens of thousands of objects that live for milliseconds, without cycles: looking for some has cost 100 ms on a large heap
     try:
         document = Document(parsed, lenient=lenient, embedded_ids=text.count('"$id"') > (isinstance(parsed, dict) and "$id" in parsed))
         solver = Solver(document, annotates='"unevaluated' in text)
@@ -44,6 +47,9 @@ def translate(schema: Schema, *, whitespace: str = "json", lenient: bool = False
         emitter.finish()
     except RecursionError:
         raise LimitError("the schema is nested too deep") from None
+    finally:
+        if collecting:
+            gc.enable()
     if start.op == "ref":
         start = emitter.rules[start.args[0]]
     if start == NOTHING:

@@ -5,9 +5,10 @@ parts and address literals in email; names beyond ASCII in idn-hostname and idn-
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
-from .grammar import ANY_CHAR, Term, both, minus, rep
+from .grammar import ANY_CHAR, EMPTY, NOTHING, Term, alt, both, lit, minus, rep, seq
 from .regex import from_regex
 
 # RFC 3339, section 5.6
@@ -40,17 +41,25 @@ _IPV6 = (
 )  # fmt: skip
 
 
-def _uri(letters: str, private: str = "") -> tuple[str, str]:
-    """(URI, URI reference), with more `letters` than ASCII's among the unreserved and `private` ones in queries, as RFC 3987 has them."""
+def _uri(letters: str = "", private: str = "") -> tuple[Term, Term]:
+    """(URI, URI reference), with more `letters` than ASCII's among the unreserved and `private` ones in queries, as RFC 3987 has them.
+
+    Made of terms, not of text: each part is parsed once."""
     plain = rf"A-Za-z0-9._~!$&'()*+,;={letters}\-"
     escaped = "%[0-9A-Fa-f]{2}"
-    char, no_colon = rf"(?:[{plain}:@]|{escaped})", rf"(?:[{plain}@]|{escaped})"
-    literal = rf"\[(?:{_IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]"
-    authority = rf"(?:(?:[{plain}:]|{escaped})*@)?(?:{literal}|(?:[{plain}]|{escaped})*)(?::\d*)?"
-    rooted = rf"//{authority}(?:/{char}*)*|/(?:{char}+(?:/{char}*)*)?"
-    tail = rf"(?:\?(?:[{plain}:@/?{private}]|{escaped})*)?(?:#(?:[{plain}:@/?]|{escaped})*)?"
-    uri = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{rooted}|{char}+(?:/{char}*)*|){tail}"
-    return uri, rf"{uri}|(?:{rooted}|{no_colon}+(?:/{char}*)*|){tail}"
+    char, no_colon, host = (from_regex(rf"[{plain}{more}]|{escaped}") for more in (":@", "@", ""))
+    user, query, fragment = (from_regex(rf"[{plain}{more}]|{escaped}") for more in (":", f":@/?{private}", ":@/?"))
+    slash, segments = lit("/"), rep(seq(lit("/"), rep(char)))
+    literal = alt(_term("ipv6"), from_regex(r"[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+"))
+    authority = seq(_maybe(seq(rep(user), lit("@"))), alt(seq(lit("["), literal, lit("]")), rep(host)), from_regex(r"(?::\d*)?"))
+    rooted = alt(seq(lit("//"), authority, segments), seq(slash, _maybe(seq(rep(char, 1), segments))))
+    tail = seq(_maybe(seq(lit("?"), rep(query))), _maybe(seq(lit("#"), rep(fragment))))
+    uri = seq(from_regex(r"[A-Za-z][A-Za-z0-9+.-]*:"), alt(rooted, seq(rep(char, 1), segments), EMPTY), tail)
+    return uri, alt(uri, seq(alt(rooted, seq(rep(no_colon, 1), segments), EMPTY), tail))
+
+
+def _maybe(term: Term) -> Term:
+    return alt(EMPTY, term)
 
 
 _UCSCHAR = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(f"{chr(n << 16)}-{chr((n << 16) + 0xFFFD)}" for n in range(1, 15))
@@ -62,39 +71,33 @@ _VARIABLE = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})(?:\.?(?:[A-Za-z0-9_]|%[0-9A-Fa-f]
 _TEMPLATE = rf"(?:[^\x00-\x20\x7f-\x9f\"'%<>\\^`{{|}}]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
 
 
-def _regex(depth: int = 4) -> str:
+def _regex(depth: int = 4) -> Term:
     """ECMA-262 patterns, in the form that is an error in no mode, with groups to `depth`."""
-    escape = r"\\(?:[dDwWsSbBtnvfr0^$\\.*+?()\[\]{}|/]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"
+    escape = from_regex(r"\\(?:[dDwWsSbBtnvfr0^$\\.*+?()\[\]{}|/]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})")
     member = r"(?:[^\]\\\n\r^-]|\\(?:[dDwWsStnvfrb0^$\\.*+?()\[\]{}|/-]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}))"
+    klass = from_regex(rf"\[\^?-?(?:a-z|A-Z|0-9|a-f|A-F|1-9|0-5|a-zA-Z|{member})+-?\]")
     ordered = "|".join(rf"{n},[{n}-9]" for n in range(10))
-    quantifier = rf"(?:(?:[*+?]|\{{(?:\d+,?|{ordered}|\d,[1-9]\d)\}})\??)"
-    ascending = "a-z|A-Z|0-9|a-f|A-F|1-9|0-5|a-zA-Z"
-    klass = rf"\[\^?-?(?:{ascending}|{member})+-?\]"
-    inner = ""
-    for _ in range(depth):
-        atom = rf"(?:[^\\^$.*+?()\[\]{{}}|\n\r]|\.|{escape}|{klass}" + (rf"|\((?:\?:)?{inner}\))" if inner else ")")
-        look = rf"|\(\?<?[=!]{inner}\)" if inner else ""
-        inner = rf"(?:{atom}{quantifier}?|[\^$|]{look})*"
+    quantifier = from_regex(rf"(?:(?:[*+?]|\{{(?:\d+,?|{ordered}|\d,[1-9]\d)\}})\??)?")
+    plain = alt(from_regex(r"[^\\^$*+?()\[\]{}|\n\r]"), escape, klass)
+    inner = EMPTY
+    for level in range(depth):
+        group = seq(from_regex(r"\((?:\?:)?"), inner, lit(")")) if level else NOTHING
+        look = seq(from_regex(r"\(\?<?[=!]"), inner, lit(")")) if level else NOTHING
+        inner = rep(alt(seq(alt(plain, group), quantifier), from_regex(r"[\^$|]"), look))
     return inner
 
 
-@lru_cache(maxsize=1)
-def _sources() -> dict[str, str]:
-    uri, reference = _uri("")
-    iri, iri_reference = _uri(_UCSCHAR, _IPRIVATE)
-    return {
-        "date": _DATE, "time": _TIME, "date-time": rf"{_DATE}[Tt]{_TIME}", "duration": _DURATION,
-        "email": _EMAIL, "idn-email": _EMAIL, "hostname": _HOSTNAME, "idn-hostname": _HOSTNAME,
-        "ipv4": _IPV4, "ipv6": _IPV6, "uuid": r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
-        "uri": uri, "uri-reference": reference, "iri": iri, "iri-reference": iri_reference, "uri-template": _TEMPLATE,
-        "json-pointer": _POINTER, "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{_POINTER})", "regex": _regex(),
-    }  # fmt: skip
-
-
-NAMES = frozenset((
-    "date", "time", "date-time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid", "uri",
-    "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex",
-))  # fmt: skip
+_SOURCES = {
+    "date": _DATE, "time": _TIME, "date-time": rf"{_DATE}[Tt]{_TIME}", "duration": _DURATION,
+    "email": _EMAIL, "idn-email": _EMAIL, "hostname": _HOSTNAME, "idn-hostname": _HOSTNAME,
+    "ipv4": _IPV4, "ipv6": _IPV6, "uuid": r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
+    "uri-template": _TEMPLATE, "json-pointer": _POINTER, "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{_POINTER})",
+}  # fmt: skip
+_MADE: dict[str, Callable[[], Term]] = {
+    "uri": lambda: _uri()[0], "uri-reference": lambda: _uri()[1],
+    "iri": lambda: _uri(_UCSCHAR, _IPRIVATE)[0], "iri-reference": lambda: _uri(_UCSCHAR, _IPRIVATE)[1], "regex": _regex,
+}  # fmt: skip
+NAMES = frozenset((*_SOURCES, *_MADE))
 """The formats that are enforced."""
 _WIDEST = {
     "date": r"\d{4}-\d\d-\d\d", "time": r"\d\d:\d\d:\d\d[^a-y]*", "date-time": r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[^a-y]*",
@@ -104,12 +107,14 @@ _WIDEST = {
 _LONGEST = {"hostname": 253, "idn-hostname": 253}
 
 
-@lru_cache(maxsize=64)
 def term(name: str) -> Term | None:
     """The strings of a format; None if it is not enforced."""
-    if name not in NAMES:
-        return None
-    found = from_regex(_sources()[name])
+    return _term(name) if name in NAMES else None
+
+
+@lru_cache(maxsize=64)
+def _term(name: str) -> Term:
+    found = _MADE[name]() if name in _MADE else from_regex(_SOURCES[name])
     if name == "idn-hostname":
         found = minus(found, from_regex(r"(?:.*\.)?..--.*"))  # an A-label is valid only if what it encodes is
     return both(found, rep(ANY_CHAR, 0, _LONGEST[name])) if name in _LONGEST else found
@@ -118,7 +123,4 @@ def term(name: str) -> Term | None:
 @lru_cache(maxsize=64)
 def widest(name: str) -> Term:
     """Strings of which every other one is certainly not of the format: what `not` takes out. The format must be known."""
-    source = _WIDEST.get(name)
-    found = from_regex(source) if source else term(name)
-    assert found is not None
-    return found
+    return from_regex(_WIDEST[name]) if name in _WIDEST else _term(name)

@@ -1,7 +1,7 @@
 """The engine process: `python -m ramet.runtime.server.worker`, started by the HTTP process with a `Spec` on its stdin.
 
-Threads: the main one reads frames; two small lanes run `submit` (encoding, and compiling grammars, apart, so that a slow
-grammar never holds up a plain prompt); the engine steps on its own thread; one thread sends; one beats; one reads the
+Threads: the main one reads frames; small lanes run `submit` (encoding, and compiling grammars, apart, so that a slow
+grammar never holds up a plain prompt) and calls; the engine steps on its own thread; one thread sends; one beats; one reads the
 engine's numbers; one waits for the end of stdin, which is the parent's death, and leaves then: no worker is ever orphaned.
 """
 
@@ -55,7 +55,7 @@ class Worker:
         self.out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.pending: dict[str, bool] = {}  # rid being submitted -> was it aborted meanwhile
         self.lock = threading.Lock()
-        self.lanes = {kind: ThreadPoolExecutor(2, f"submit-{kind}") for kind in ("plain", "constrained")}
+        self.lanes = {kind: ThreadPoolExecutor(2, f"submit-{kind}") for kind in ("plain", "constrained", "calls")}
         self.stats: dict[str, Any] = {}
         self.stats_at = time.monotonic()
         self.sender = threading.Thread(target=self._send, name="sender", daemon=True)
@@ -94,7 +94,7 @@ class Worker:
         elif isinstance(frame, ipc.Abort):
             self._abort(frame.rid)
         else:
-            self.lanes["constrained" if frame.name == "compile" else "plain"].submit(self._call, frame)
+            self.lanes["constrained" if frame.name == "compile" else "calls"].submit(self._call, frame)
 
     def _enter(self, lane: str, request: Any, run: Callable[[Any], None]) -> None:
         with self.lock:

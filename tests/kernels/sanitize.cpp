@@ -47,7 +47,7 @@ struct Model {
 
 // One pass of random sequences; the first few share a prefix of random length.
 void pass(Decoder& decoder, const DecoderSpec& spec, Cache cache) {
-  constexpr int SLOTS = 3000;
+  constexpr int SLOTS = 1500;
   int sequences = below(6), shared = below(300), members = sequences > 1 ? 2 + below(sequences - 1) : 0;
   std::vector<int32_t> starts{0}, lengths, tables((size_t)sequences * 512), positions, slots, ids, logit_rows, all(sequences);
   for (int s = 0, next = 400; s < sequences; s++) {
@@ -79,7 +79,7 @@ int main() {
     Pool pool(1 + kind % 3 * 2);
     Model model(pool, (Kind)kind, 6, 2, kind % 2 ? 20 : 64, 256, 512, 77);
     Decoder decoder(pool, model.spec);
-    for (int i = 0; i < 12; i++) pass(decoder, model.spec, (Cache)(i % 3));
+    for (int i = 0; i < 8; i++) pass(decoder, model.spec, (Cache)(i % 3));
   }
   return 0;
 }

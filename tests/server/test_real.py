@@ -406,3 +406,41 @@ def test_whitespace_cannot_run_away(http):
     got = http.post("/generate", json={"text": "JSON:", "sampling_params": params}).json()
     assert got["meta_info"]["finish_reason"]["type"] == "stop" and not re.search(r"\s{40}", got["text"])
     jsonschema.validate(json.loads(got["text"]), schema)
+
+
+EXPLOSIVE = [
+    {"regex": "(a{1000}){1000}"},
+    {"regex": "((a{0,100}){0,100}){0,100}"},
+    {"regex": "(a|b)*a(a|b){20}"},
+    {"regex": "(.*,){25}x"},
+    {"regex": '(?:[^"]*coder){3}[^"]{0,300}'},
+    {"json_schema": {"type": "array", "maxItems": 10000, "items": {"type": "string", "maxLength": 1000}}},
+    {"json_schema": {"type": "string", "enum": [f"{i:04d}" for i in range(10000)], "maxLength": 4}},
+]
+
+
+def test_other_streams_go_on_while_grammars_explode(real, http):
+    gaps: list[float] = []
+    over = threading.Event()
+
+    def plain() -> None:
+        body = {"text": "Once", "stream": True, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        while not over.is_set():
+            with real.client() as own, own.stream("POST", "/generate", json=body) as response:
+                last = 0.0
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        now = time.monotonic()
+                        gaps.append(now - last if last else 0.0)
+                        last = now
+
+    thread = threading.Thread(target=plain)
+    thread.start()
+    wait_for(lambda: len(gaps) > 5, 30)
+    for params in EXPLOSIVE:
+        began = time.monotonic()
+        response = http.post("/generate", json={"text": "x", "sampling_params": params | {"max_new_tokens": 20, "finish": "free"}})
+        assert response.status_code in (200, 400) and time.monotonic() - began < 15, params
+    over.set()
+    thread.join()
+    assert max(gaps) < 2, sorted(gaps)[-5:]  # 0.1 s on a quiet machine

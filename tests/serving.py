@@ -52,7 +52,7 @@ class Served:
         return [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, verify=False, **options)  # http: certificates take long to load
+        return httpx.Client(base_url=self.url, timeout=60, verify=False, **options)  # http: certificates take long to load
 
     def worker_pid(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

@@ -67,9 +67,12 @@ class Text(Protocol):
 
 
 def open_loop(config: EngineConfig) -> Loop:
+    """The engine, warm: the first grammar compiles the native automaton on a new machine, which may take half a minute."""
     from ..loop import EngineLoop
 
-    return EngineLoop.open(config)
+    loop = EngineLoop.open(config)
+    loop.compile("choice", '["a"]')
+    return loop
 
 
 def open_tokenizer(config: EngineConfig) -> Text:

@@ -32,10 +32,13 @@ void say(char* error, size_t room, const char* what) {
     error[room - 1] = 0;
 }
 
-constexpr int kLimit = -2, kInvalid = -3, kFailed = -4;
+constexpr i32 kUnknown = -9, kLimit = -2, kInvalid = -3, kFailed = -4;
 
-template <class F> auto guarded(Grammar* g, F&& act) -> decltype(act()) {
-    std::lock_guard<std::mutex> hold(g->store().lock);
+// Every call on a grammar: one at a time, and with the store's lock, unless `known` answers from what is there already.
+template <class Known, class F> i32 guarded(Grammar* g, Known&& known, F&& act) {
+    std::lock_guard<std::mutex> hold(g->lock);
+    i32 answer = known();
+    if (answer != kUnknown) return answer;
     try {
         Metered meter(*g);
         return act();
@@ -44,6 +47,10 @@ template <class F> auto guarded(Grammar* g, F&& act) -> decltype(act()) {
     } catch (const std::exception&) {
         return kFailed;
     }
+}
+
+template <class F> i32 guarded(Grammar* g, F&& act) {
+    return guarded(g, [] { return kUnknown; }, act);
 }
 
 }  // namespace
@@ -65,11 +72,12 @@ EXPORT void ramet_vocabulary_free(Vocabulary* v) { delete v; }
 
 EXPORT i32 ramet_grammar(Vocabulary* v, const i32* code, int64_t n, i32 whole, uint64_t byte_limit, double seconds, Grammar** out, char* error, int64_t room) {
     auto store = v->current();
-    std::lock_guard<std::mutex> hold(store->lock);
     try {
         auto g = std::make_unique<Grammar>(store, v->eos, Limits{byte_limit, seconds});
-        Metered meter(*g);
-        g->load(code, size_t(n), whole);
+        {
+            Metered meter(*g);
+            g->load(code, size_t(n), whole);
+        }
         *out = g.release();
         return 0;
     } catch (const Limit& e) {
@@ -85,15 +93,17 @@ EXPORT i32 ramet_grammar(Vocabulary* v, const i32* code, int64_t n, i32 whole, u
 }
 
 EXPORT void ramet_grammar_free(Grammar* g) {
-    auto alive = g->shared_store();
-    std::lock_guard<std::mutex> hold(alive->lock);
-    delete g;
+    delete g;  // the last one of its store frees that too
 }
 
 EXPORT i32 ramet_start(Grammar* g) { return g->start(); }
 
 EXPORT i32 ramet_advance(Grammar* g, i32 s, i32 id) {
-    return guarded(g, [&] { return g->advance(s, id); });
+    auto known = [&] {
+        i32 to = g->known_advance(s, id);
+        return to == -2 ? kUnknown : to;
+    };
+    return guarded(g, known, [&] { return g->advance(s, id); });
 }
 
 EXPORT i32 ramet_advance_bytes(Grammar* g, i32 s, const uint8_t* text, int64_t n) {
@@ -105,11 +115,16 @@ EXPORT i32 ramet_advance_bytes(Grammar* g, i32 s, const uint8_t* text, int64_t n
 }
 
 EXPORT i32 ramet_fill(Grammar* g, i32 s, u32* row, i32 budget) {
-    return guarded(g, [&] { g->fill(s, row, budget); return 0; });
+    auto fill = [&] {
+        g->fill(s, row, budget);
+        return 0;
+    };
+    return guarded(g, [&] { return g->known_fill(s, budget) ? fill() : kUnknown; }, fill);
 }
 
 EXPORT i32 ramet_flags(Grammar* g, i32 s) {  // 1: accepting, 2: finished
-    return guarded(g, [&] { return (g->accepting(s) ? 1 : 0) | (g->finished(s) ? 2 : 0); });
+    std::lock_guard<std::mutex> hold(g->lock);
+    return (g->accepting(s) ? 1 : 0) | (g->finished(s) ? 2 : 0);
 }
 
 EXPORT i32 ramet_forced(Grammar* g, i32 s, char* out, i32 most) {
@@ -133,6 +148,6 @@ EXPORT i32 ramet_live_bytes(Grammar* g, i32 s, uint8_t* out) {  // out: 256 flag
 }
 
 EXPORT void ramet_sizes(Grammar* g, uint64_t* out) {  // states, bytes of the grammar, bytes of its store
-    std::lock_guard<std::mutex> hold(g->store().lock);
+    std::lock_guard<std::mutex> hold(g->lock);
     out[0] = g->size(), out[1] = g->bytes(), out[2] = g->store().held();
 }

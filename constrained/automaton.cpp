@@ -13,15 +13,21 @@ void Grammar::hold(u64 more) {
     if (bytes_ > limits_.bytes) throw Limit("the constraint passes its memory limit");
 }
 
-// The clock is read once in a thousand steps, so a call that only looks things up pays nothing for its deadline.
-Metered::Metered(Grammar& grammar) : g(grammar), before(g.store_->held()) {
+Metered::Metered(Grammar& grammar) : g(grammar) {
     Terms& terms = g.store_->terms;
-    u64 left = g.limits_.bytes - std::min(g.limits_.bytes, g.bytes_);
-    terms.byte_limit = terms.bytes + left;
-    terms.start(g.limits_.seconds);
+    terms.waiting++;
+    terms.lock.lock();
+    terms.waiting--;
+    before = g.store_->held();
+    terms.work = {};
+    terms.work.seconds = g.limits_.seconds;
+    terms.work.byte_limit = terms.bytes + g.limits_.bytes - std::min(g.limits_.bytes, g.bytes_);
 }
 
-Metered::~Metered() { g.bytes_ += g.store_->held() - before; }
+Metered::~Metered() {
+    g.bytes_ += g.store_->held() - before - std::min(g.store_->held() - before, g.store_->terms.work.others);
+    g.store_->terms.lock.unlock();
+}
 
 // ---- stacks
 
@@ -194,6 +200,19 @@ i32 Grammar::advance(i32 s, i32 id) {
     auto [from, to] = store_->token(id);
     if (from == to) return -1;
     for (; from < to && s >= 0; ++from) s = step(s, *from);
+    return s;
+}
+
+i32 Grammar::known_advance(i32 s, i32 id) const {
+    auto [from, to] = store_->token(id);
+    if (from == to) return -1;
+    for (; from < to && s >= 0; ++from) {
+        const State& t = states_[s];
+        i32 next = t.table ? t.table[*from] : -2;
+        for (size_t i = 0; !t.table && i < t.few.size() && next == -2; i++)
+            if (t.few[i].first == *from) next = t.few[i].second;
+        s = next;
+    }
     return s;
 }
 

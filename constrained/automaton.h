@@ -74,6 +74,12 @@ public:
 
     i32 step(i32 s, uint8_t b);            // the state after a byte, -1 dead
     i32 advance(i32 s, i32 id);
+    i32 known_advance(i32 s, i32 id) const;  // -2: not all of the way is known
+    bool known_fill(i32 s, i32 budget) const {  // the row can be filled from what is known
+        const State& t = states_[s];
+        return t.canon >= 0 && states_[t.canon].mask && (budget < 0 || (t.need <= kFar && t.worst <= kFar && u32(budget) > t.worst));
+    }
+    std::mutex lock;  // of this grammar's states; taken before the store's
     bool accepting(i32 s) const { return states_[s].set.accept; }
     bool finished(i32 s) const { return accepting(s) && states_[s].set.configs.empty(); }
     void fill(i32 s, u32* row, i32 budget);  // budget < 0: none
@@ -132,7 +138,7 @@ private:
     void hold(u64 more);
 };
 
-// For the length of one call: its deadline, and the store's growth charged to the grammar that caused it.
+// For the length of one call: the store's lock, the call's limits, and the store's growth charged to the grammar that caused it.
 struct Metered {
     Grammar& g;
     u64 before;

@@ -64,7 +64,7 @@ i32 Trie::find(i32 n, uint8_t b) const {
 // ---- states
 
 Store::Store(i32 n, const uint8_t* text, const int64_t* offset)
-    : trie(n, text, offset), n_tokens(n), words((n + 31) / 32), text_(text, size_t(offset[n])), offset_(offset, offset + n + 1), mark_(size_t(trie.size()), 0) {
+    : trie(n, text, offset), n_tokens(n), words((n + 31) / 32), text_(text, size_t(offset[n])), offset_(offset, offset + n + 1) {
     for (int b = 0; b < 256; b++) {
         i32 at = trie.find(0, uint8_t(b));
         if (at >= 0 && trie.holds(at)) single.set(size_t(b));
@@ -141,7 +141,9 @@ void Store::expand(i32 s) {
         for (u32 b = lo >> shift; b <= hi >> shift; b++) next[w.lead | b] = to;
     };
     if (t.node >= 0) {
-        for (auto& e : Edges(terms.edges(t.node)))
+        Edges edges = terms.edges(t.node);
+        if (t.expanded) return;  // by another call, while the search for dead ends rested
+        for (auto& e : edges)
             for (auto& w : kWidths) split(e, w);
     } else {
         for (auto& e : t.tail) split(e, {0, kLastCodePoint, t.left - 1, 0x80});

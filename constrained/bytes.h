@@ -3,7 +3,6 @@
 // One Store per vocabulary serves every grammar: a JSON string, a number or a date is the same states and masks in all schemas.
 #pragma once
 #include <array>
-#include <mutex>
 
 #include "terms.h"
 
@@ -115,7 +114,6 @@ public:
     const i32 words;
     ByteSet single;   // bytes that are tokens of their own
     bool continuations = true;  // all that go on a character are
-    std::mutex lock;
     u64 bytes = 0;
 
     Store(i32 n, const uint8_t* text, const int64_t* offset);
@@ -146,7 +144,7 @@ private:
     std::vector<std::unique_ptr<TState>> states_;
     std::vector<i32> by_node_;
     std::map<std::vector<u32>, i32> by_tail_;
-    std::vector<uint8_t> mark_;
+    std::vector<uint8_t> spare_mark_;  // one flag a trie node, all 0: lent to the mask being made
 
     struct Leaf {
         uint8_t byte;
@@ -165,7 +163,7 @@ private:
     void differ(Building& out, i32 s, i32 x);
     void differ(Building& out, i32 n, i32 s, i32 x);
     void like_anything(Building& out, i32 s, u32 far);
-    void trace(Inner& out, i32 s);
+    void trace(Building& out, i32 s);
 };
 
 }  // namespace ramet

@@ -12,9 +12,15 @@ namespace ramet {
 struct Store::Building {
     Inner inner;
     std::vector<Leaf> leaves;
-    std::vector<i32> marked;  // trie nodes where a term and its base part
+    std::vector<uint8_t> mark;  // a flag a trie node
+    std::vector<i32> marked;    // those that are set
     AsciiSet looped;          // of accepting states
     i32 counted = -1;         // the state that each character of an unbounded repeat comes back to
+
+    void set(i32 n) {
+        mark[size_t(n)] = 1;
+        marked.push_back(n);
+    }
 
     void sort_counts() {  // by count, largest first; counts are small
         std::vector<size_t> start(2, 0);
@@ -72,7 +78,7 @@ void Store::walk(Building& out, i32 root, i32 s) {
             if (to != last) out.inner.far = std::max(out.inner.far, dist(last = to));
             if (out.counted >= 0) trie.each_id(n, [&](i32 id) { out.inner.counts.push_back({count + (to != out.counted), id}); });
         }
-        n++;
+        if ((n++ & 255) == 0) terms.rest();
         if (!node.height) continue;
         const TState* t = to == from.s ? from.t : &expanded(to);
         if (const AsciiSet& below = trie.below[size_t(n) - 1]; below.within(t->loop)) {  // nothing below leaves the state
@@ -112,12 +118,11 @@ void Store::like_anything(Building& out, i32 s, u32 far) {
     for (i32 n : other.ways) {
         i32 to = next(path[size_t(trie[n].depth) - 1], trie[n].byte);
         path[trie[n].depth] = to;
-        mark_[size_t(n)] = states_[size_t(to)]->accept;
+        if (states_[size_t(to)]->accept) out.set(n);
     }
     for (i32 b = 0; b < 256; b++)
         for (i32 i = other.first[size_t(b)]; i < other.first[size_t(b) + 1]; i++)
-            if (i32 n = other.leaves[size_t(i)]; mark_[size_t(trie.parent[n])]) out.leaves.push_back({uint8_t(b), n, 0});
-    for (i32 n : other.ways) mark_[size_t(n)] = 0;
+            if (i32 n = other.leaves[size_t(i)]; out.mark[size_t(trie.parent[n])]) out.leaves.push_back({uint8_t(b), n, 0});
 }
 
 void Store::differ(Building& out, i32 s, i32 x) {
@@ -126,14 +131,13 @@ void Store::differ(Building& out, i32 s, i32 x) {
     differ(out, 0, s, x);
     for (i32 b = 0; b < 256; b++)
         for (i32 i = other.first[size_t(b)]; i < other.first[size_t(b) + 1]; i++)
-            if (i32 n = other.leaves[size_t(i)]; !mark_[size_t(trie.parent[n])]) out.leaves.push_back({uint8_t(b), n, 0});
-    for (i32 n : out.marked) mark_[size_t(n)] = 0;
+            if (i32 n = other.leaves[size_t(i)]; !out.mark[size_t(trie.parent[n])]) out.leaves.push_back({uint8_t(b), n, 0});
 }
 
 void Store::differ(Building& out, i32 n, i32 s, i32 x) {
     const TState& t = expanded(s);
     auto mark = [&](i32 from, i32 to) {
-        for (i32 i = from; i < to; i++) mark_[size_t(i)] = 1, out.marked.push_back(i);
+        for (i32 i = from; i < to; i++) out.set(i);
     };
     mark(n, n + 1);
     for (i32 c = n + 1; c < trie[n].end; c = trie[c].end) {
@@ -161,17 +165,19 @@ i32 Store::base(i32 s) {  // a state that most bytes lead to, and stay in; -1: n
 }
 
 // The nodes above the leaves.
-void Store::trace(Inner& out, i32 s) {
+void Store::trace(Building& out, i32 s) {
     if (terms[states_[size_t(s)]->node].op == Op::Json ? terms[states_[size_t(s)]->node].a != terms.any_string : states_[size_t(s)]->node != terms.any_string) return;
-    for (i32 leaf : out.leaves)
-        for (i32 n = trie.parent[leaf]; n > 0 && !mark_[size_t(n)]; n = trie.parent[n]) mark_[size_t(n)] = 1, out.ways.push_back(n);
-    std::sort(out.ways.begin(), out.ways.end());
-    for (i32 n : out.ways) mark_[size_t(n)] = 0;
+    for (i32 leaf : out.inner.leaves)
+        for (i32 n = trie.parent[leaf]; n > 0 && !out.mark[size_t(n)]; n = trie.parent[n]) out.set(n);
+    std::sort(out.marked.begin(), out.marked.end());
+    out.inner.ways = out.marked;
 }
 
 const Inner& Store::inner(i32 s) {
     if (states_[size_t(s)]->inner) return *states_[size_t(s)]->inner;
     Building out;
+    out.mark = spare_mark_.empty() ? std::vector<uint8_t>(size_t(trie.size()), 0) : std::move(spare_mark_);
+    spare_mark_.clear();
     i32 node = states_[size_t(s)]->node;
     const Node* n = node < 0 ? nullptr : &terms[terms[node].op == Op::Json ? terms[node].a : node];
     bool repeat = n && n->op == Op::Rep && terms[n->a].op == Op::Chars;
@@ -199,10 +205,13 @@ const Inner& Store::inner(i32 s) {
         made.leaves[size_t(i)] = leaf.node;
         if (out.counted >= 0) made.leaf_counts[size_t(i)] = leaf.count;
     }
-    if (repeat) trace(made, s);
+    if (repeat) trace(out, s);
     bytes += 4 * (made.bits.size() + made.leaves.size() + made.leaf_counts.size() + made.ways.size() + 2 * made.counts.size()) + sizeof(Inner);
-    states_[size_t(s)]->inner = std::make_unique<Inner>(std::move(made));
-    return *states_[size_t(s)]->inner;
+    for (i32 i : out.marked) out.mark[size_t(i)] = 0;
+    spare_mark_ = std::move(out.mark);
+    auto& kept = states_[size_t(s)]->inner;
+    if (!kept) kept = std::make_unique<Inner>(std::move(made));  // else another call was quicker, while this one rested
+    return *kept;
 }
 
 }  // namespace ramet

@@ -62,6 +62,7 @@ template <class F> void Grammar::each_child(i32 n, i32 s, F&& visit) {
 template <class F> void Grammar::walk(i32 n, i32 s, F&& found) {
     const Trie& trie = store_->trie;
     if (!trie[n].height || states_[s].set.configs.empty()) return;
+    store_->terms.rest();
     each_child(n, s, [&](i32 c, i32 to) {
         if (trie.holds(c)) found(c, to);
         walk(c, to, found);

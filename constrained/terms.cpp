@@ -1,6 +1,8 @@
 #include "terms.h"
 
+#include <chrono>
 #include <ctime>
+#include <thread>
 #include <tuple>
 
 namespace ramet {
@@ -30,7 +32,7 @@ i32 Terms::make(Node x) {
     });
     if (n >= 0) return n;
     tick();
-    if (bytes > byte_limit) throw Limit("the constraint passes its memory limit");
+    if (bytes > work.byte_limit) throw Limit("the constraint passes its memory limit");
     bytes += sizeof(Node) + 16 + 4 * x.kids.size();
     nodes_.push_back(std::move(x));
     n = i32(nodes_.size()) - 1;
@@ -193,8 +195,19 @@ void Terms::check_clock() {  // of this thread's work: a busy machine refuses no
     timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     double seconds = double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-    if (ticks_ == 1024) deadline_ = seconds + seconds_;
-    else if (seconds > deadline_) throw Limit("the constraint takes too long: it passes its time limit");
+    if (work.ticks == 1024) work.deadline = seconds + work.seconds;
+    else if (seconds > work.deadline) throw Limit("the constraint takes too long: it passes its time limit");
+}
+
+void Terms::give_way() {
+    Work mine = work;
+    u64 before = bytes;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock.lock();
+    u64 added = bytes - before;
+    mine.others += added, mine.byte_limit += added;
+    work = mine;
 }
 
 // ---- derivatives
@@ -474,6 +487,7 @@ u32 Terms::search(i32 n, bool json) {
     while (!queue.empty()) {
         Item at = queue.top();
         tick();
+        rest();
         queue.pop();
         if (at.total >= kFar) break;
         if (at.cost > seen[at.node].cost) continue;

@@ -4,11 +4,13 @@
 // nodes (that still reach acceptance) are listed. Counters are numbers in nodes, so a{0,100000} costs one node per count visited.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <queue>
 #include <stdexcept>
 #include <string>
@@ -85,18 +87,29 @@ struct Node {
     u32 dist[2] = {kFar + 1, kFar + 1};  // fewest bytes to the end, raw and as a JSON string; kFar + 1: not known yet
 };
 
+// One lock guards the terms and the store around them; it is held by every call but those that only look up what is known.
 class Terms {
 public:
     static constexpr i32 kNothing = 0, kEmpty = 1;
     i32 any_char, any_string;
     u64 bytes = 0;  // held, roughly
 
-    // Work of one call: what passes it is refused. The clock is read once in a thousand steps only.
-    u64 byte_limit = ~0ull;
-    void start(double seconds) { ticks_ = 0, seconds_ = seconds; }
+    // The work of the call that holds the lock: what passes its limits is refused. The clock is read once in a thousand steps only.
+    struct Work {
+        double seconds = 1e9, deadline = 0;
+        u64 byte_limit = ~0ull, ticks = 0;
+        u64 others = 0;  // bytes that other calls added while this one rested
+    };
+    Work work;
     void tick() {
-        if ((++ticks_ & 1023) == 0) check_clock();
+        if ((++work.ticks & 1023) == 0) check_clock();
     }
+    // Called where nothing is half made: a long call lets those that wait have the lock for a while.
+    void rest() {
+        if (waiting.load(std::memory_order_relaxed) > 0) give_way();
+    }
+    std::mutex lock;
+    std::atomic<int> waiting{0};
 
     Terms();
     const Node& operator[](i32 n) const { return nodes_[n]; }
@@ -121,10 +134,8 @@ public:
     size_t size() const { return nodes_.size(); }
 
 private:
-    u64 ticks_ = 0;
-    double seconds_ = 1e9;
-    double deadline_ = 0;
     void check_clock();
+    void give_way();
     std::deque<Node> nodes_;
     Index index_;
     std::deque<Text> texts_;

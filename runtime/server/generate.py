@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ..errors import RequestError
 from ..protocol import FinishReason, GenerateRequest, TokenLogprob
-from .answers import DONE, describe, event
+from .answers import DONE, describe, event, merge
 from .sampling import OFF, Number, sampling
 from .service import Output, Service, checked_rid, finite, new_id, split_ids
 from .wire import Wire
@@ -238,7 +238,12 @@ async def _add_prompt_ids(service: Service, request: GenerateRequest, results: l
 
 
 async def stream_one(
-    service: Service, request: GenerateRequest, shaper: Shaper, place: int | None, incremental: bool, done: Any = None
+    service: Service,
+    request: GenerateRequest,
+    shaper: Shaper,
+    place: int | None,
+    incremental: bool,
+    done: Callable[[list[Output]], None] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Events of one request. `place` is its number in a batch; `done(outputs)` is called at the end."""
     so_far = [Output() for _ in range(request.params.n)]
@@ -264,7 +269,7 @@ async def stream_one(
                 delta[index] = Output()
                 yield event(data)
     if done is not None:
-        await done(so_far)
+        done(so_far)
 
 
 async def stream_batch(service: Service, batch: Batch) -> AsyncGenerator[bytes, None]:
@@ -272,35 +277,20 @@ async def stream_batch(service: Service, batch: Batch) -> AsyncGenerator[bytes, 
     shaper = Shaper(service, batch.body)
     wanted = batch.body.incremental
     incremental = service.config.incremental_streaming_output if wanted is None else wanted
-    if not batch.many:
-        async with aclosing(stream_one(service, batch.requests[0], shaper, None, incremental)) as events:
-            async for data in events:
-                yield data
-        yield DONE
-        return
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def feed(place: int, request: GenerateRequest) -> None:
+    async def guarded(place: int, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(stream_one(service, request, shaper, place, incremental)) as events:
                 async for data in events:
-                    queue.put_nowait(data)
+                    yield data
         except Exception as error:
-            queue.put_nowait(event(failed(request.rid, error) | {"index": place}))
-        finally:
-            queue.put_nowait(None)
+            yield event(failed(request.rid, error) | {"index": place})
 
-    tasks = [asyncio.create_task(feed(i, request)) for i, request in enumerate(batch.requests)]
-    try:
-        left = len(tasks)
-        while left:
-            item = await queue.get()
-            if item is None:
-                left -= 1
-            else:
-                yield item
-        yield DONE
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    if batch.many:
+        source = merge([guarded(place, request) for place, request in enumerate(batch.requests)])
+    else:
+        source = stream_one(service, batch.requests[0], shaper, None, incremental)
+    async with aclosing(source) as events:
+        async for data in events:
+            yield data
+    yield DONE

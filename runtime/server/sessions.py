@@ -239,7 +239,7 @@ async def _whole(service: Service, session: Session, request: GenerateRequest, b
 
 
 async def _streamed(service: Service, session: Session, request: GenerateRequest, body: SessionGenerateBody) -> AsyncGenerator[bytes, None]:
-    async def done(outputs: list[Output]) -> None:
+    def done(outputs: list[Output]) -> None:
         if body.keep:
             _keep(service, session, request, outputs[0])
 

@@ -205,7 +205,7 @@ class _Job:
         """The output so far."""
         answer = self.answer
         end = answer.ends[index]
-        meta = {"id": self.request.rid, "finish_reason": None} if end is None else answer.meta(self.backend, index, self.with_text)
+        meta: dict[str, Any] = {"id": self.request.rid, "finish_reason": None} if end is None else answer.meta(self.backend, index, self.with_text)
         if self.first:
             meta["token_ids_logprob"] = [[logprob, i, None] for i, logprob in self.first]
         return {"text": answer.text(index), "output_ids": list(answer.ids[index]), "meta_info": meta}

@@ -110,7 +110,7 @@ def _environment() -> Any:
     class Generation(Extension):
         """{% generation %} ... {% endgeneration %} marks the assistant's own text for training; here it only prints it."""
 
-        tags = {"generation"}  # noqa: RUF012 (jinja2 asks for this attribute)
+        tags = {"generation"}
 
         def parse(self, parser: Any) -> nodes.Node:
             line = next(parser.stream).lineno

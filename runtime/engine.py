@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..radix_cache import PrefixCache
-from .door import Door
 from .batch import ForwardBatch, logprob_positions
 from .config import EngineConfig
+from .door import Door
 from .errors import CancelledError, DeadlineError, EngineError, QueueFullError, RametError, RequestError
 from .jump import WINDOW, JumpForward
 from .model_runner import Runner

@@ -224,7 +224,7 @@ class EngineLoop:
         for action in inbox:
             try:
                 action()
-            except Exception:  # noqa: S112 - a submit after the end; its sink was told above
+            except Exception:
                 continue
         self._out.put(None)
 

@@ -32,7 +32,8 @@ def parts_of(request: ScoreRequest) -> list[Part]:
     for option in request.options:
         last[()][option[0]] = None
         last.setdefault(option[:-1], {})[option[-1]] = None
-    parts, before = [], ()
+    parts: list[Part] = []
+    before: Ids = ()
     for path in sorted(last):
         parts.append(Part(path, max(_shared(before, path), min(len(path), 1)), tuple(last[path])))
         before = path

@@ -22,7 +22,7 @@ template <class Result, class Work> Result guarded(Result failed, Work&& work) {
 constexpr const char* NO_MEMORY = "not enough memory";
 
 template <class Work> void over_rows(Pool* pool, int rows, Work&& work) {
-  std::lock_guard<std::mutex> lock(pool->one_pass());
+  Pool::Turn turn(*pool);
   pool->run_ranges(rows, GRAIN, [&](int begin, int end, int) {
     for (int r = begin; r < end; r++) work((int64_t)r);
   });
@@ -41,7 +41,7 @@ API Pool* ramet_pool_new(int threads) {
 API void ramet_pool_free(Pool* pool) { delete pool; }
 
 API Matrix* ramet_matrix_new(Pool* pool, int kind, int outputs, int inputs, const void* rows) {
-  std::lock_guard<std::mutex> lock(pool->one_pass());
+  Pool::Turn turn(*pool);
   return guarded<Matrix*>(nullptr, [&] { return Matrix::pack(*pool, (Kind)kind, outputs, inputs, rows).release(); });
 }
 API void ramet_matrix_free(Matrix* matrix) { delete matrix; }
@@ -86,7 +86,7 @@ API int ramet_probe() {
 API const char* ramet_linear(Pool* pool, const Matrix* matrix, const float* bias, int rows, const float* x, float* out) {
   int width = matrix->inputs;
   return guarded<const char*>(NO_MEMORY, [&]() -> const char* {
-    std::lock_guard<std::mutex> lock(pool->one_pass());
+    Pool::Turn turn(*pool);
     Buffer<int8_t> rounded;
     Buffer<BlockScale> scales;
     if (quantised(matrix->kind)) {
@@ -136,7 +136,7 @@ API const char* ramet_attention(Pool* pool, const Meta* meta, int rows, int64_t 
                         float scale, float* out) {
   return guarded<const char*>(NO_MEMORY, [&]() -> const char* {
     if (const char* wrong = check(*meta, rows, slots)) return wrong;
-    std::lock_guard<std::mutex> lock(pool->one_pass());
+    Pool::Turn turn(*pool);
     Attention attention({heads, kv_heads, size}, pool->threads());
     attention.plan(*meta);
     attention.run(*pool, (Cache)cache, q, (int64_t)heads * size, k, v, scale, out, (int64_t)heads * size);
@@ -161,7 +161,7 @@ API Decoder* ramet_decoder_new(Pool* pool, const DecoderSpec* spec) { return gua
 API void ramet_decoder_free(Decoder* decoder) { delete decoder; }
 API const char* ramet_decoder_forward(Pool* pool, Decoder* decoder, const Pass* pass) {
   return guarded<const char*>(NO_MEMORY, [&]() -> const char* {
-    std::lock_guard<std::mutex> lock(pool->one_pass());
+    Pool::Turn turn(*pool);
     return decoder->forward(*pass);
   });
 }

@@ -1,6 +1,6 @@
 #include "pool.h"
 
-#include <chrono>
+#include <algorithm>
 
 namespace ramet {
 
@@ -19,7 +19,7 @@ constexpr auto PATIENCE = std::chrono::microseconds(200);  // how long a waiter 
 
 }  // namespace
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : active_(threads) {
   for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { serve(i); });
 }
 
@@ -28,7 +28,7 @@ Pool::~Pool() {
     std::lock_guard<std::mutex> lock(sleep_);
     closing_ = true;
   }
-  wake_.notify_all();
+  wake_.notify_all(), unpark_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
 
@@ -61,29 +61,57 @@ void Pool::dispatch(Call call, void* context, int pieces) {
   }
   while (take(0)) {
   }
+  if (!left_.load(std::memory_order_acquire)) return;
+  auto begin = Clock::now();
   for (int spins = 0; left_.load(std::memory_order_acquire); spins++) {
     if (spins < SPINS) pause_briefly();
     else std::this_thread::yield();
   }
+  waited_ += Clock::now() - begin;
 }
 
 void Pool::serve(int thread) {
-  using Clock = std::chrono::steady_clock;
-  for (;;) {
+  while (!closing_) {
     uint64_t seen = ticket_.load(std::memory_order_acquire) >> 32;  // before the last look, so that no job is overlooked
-    while (take(thread)) {
+    while (thread < active() && take(thread)) {
     }
     auto changed = [&] { return closing_ || ticket_.load(std::memory_order_seq_cst) >> 32 != seen; };
-    for (int spins = 0; spins < SPINS && !changed(); spins++) pause_briefly();
-    for (auto end = Clock::now() + PATIENCE; !changed() && Clock::now() < end;) std::this_thread::yield();
-    if (!changed()) {
-      std::unique_lock<std::mutex> lock(sleep_);
-      sleepers_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, changed);
-      sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    if (thread < active()) {
+      for (int spins = 0; spins < SPINS && !changed(); spins++) pause_briefly();
+      for (auto end = Clock::now() + PATIENCE; !changed() && Clock::now() < end;) std::this_thread::yield();
+      if (changed()) continue;
     }
-    if (closing_) return;
+    sleep_until_needed(thread, seen);
   }
+}
+
+// Until there is another job than `seen`, for a thread that takes part; for one that does not, until it does.
+void Pool::sleep_until_needed(int thread, uint64_t seen) {
+  std::unique_lock<std::mutex> lock(sleep_);
+  if (thread >= active()) {
+    unpark_.wait(lock, [&] { return closing_ || thread < active(); });
+    return;
+  }
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  wake_.wait(lock, [&] { return closing_ || ticket_.load(std::memory_order_seq_cst) >> 32 != seen; });
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// Two passes in a row that spent much of their time waiting: half of the threads stay away, for longer each time.
+void Pool::adapt(Clock::duration elapsed) {
+  constexpr int FIRST_REST = 16, LONGEST_REST = 512;
+  int all = threads(), now = active(), wanted = now;
+  bool long_enough = elapsed > std::chrono::milliseconds(1);  // to tell a crowd from an accident
+  if (now > 1 && long_enough) {
+    bad_ = waited_ > elapsed * 2 / 5 ? bad_ + 1 : 0;
+    if (bad_ >= 2) wanted = now / 2, bad_ = 0, rest_ = next_rest_ = std::clamp(next_rest_ * 2, FIRST_REST, LONGEST_REST);
+    else if (now == all && !bad_) next_rest_ = 0;
+  }
+  if (wanted == now && now < all && --rest_ <= 0) wanted = all;
+  if (wanted == now) return;
+  std::lock_guard<std::mutex> lock(sleep_);
+  active_ = wanted;
+  unpark_.notify_all();
 }
 
 }  // namespace ramet

@@ -10,10 +10,11 @@ from pydantic import BaseModel, Field
 import ramet
 from ramet.frontend.report import print_costs
 
-ESSAY = """Cities should plant more trees. A street with trees is up to eight degrees cooler in July than one without, and people \
-who live there walk more. The trees hold back rain that would otherwise fill the sewers. Some say that roots break pipes and that \
-leaves must be swept up. Both are true, and both cost less than the heat does: my own town paid more for one summer of hospital \
-beds than for thirty years of gardeners. We do not need a study. We need shovels."""
+ESSAY = """Cities should plant more trees. A street with trees is up to eight degrees cooler in July than one without, and people who live \
+there walk more. The trees hold back rain that would otherwise fill the sewers, and the sewers of most towns were built when half as many \
+people lived in them. Some say that roots break pipes and that leaves must be swept up. Both are true, and both cost less than the heat does: \
+my own town paid more for one summer of hospital beds than for thirty years of gardeners. Others say that a tree needs twenty years before it \
+gives any shade. That is an argument for planting it today. We do not need a study. We need shovels, and somebody to carry water."""
 
 
 class Verdict(BaseModel):

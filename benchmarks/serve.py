@@ -104,7 +104,9 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def start_server(options: list[str]) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen([sys.executable, "-m", "ramet.runtime.server", "--port", "0", "--no-log-requests", *options], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ramet.runtime.server", "--port", "0", "--no-log-requests", "--log-format", "json", *options], stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if '"url"' in line:

@@ -106,7 +106,7 @@ class ServerConfig:
     watchdog_timeout: float = 300.0  # without an answer from the step loop, after which the engine process gives up
 
     log_level: str = "info"
-    log_format: str = "json"
+    log_format: str = "text"
     log_requests: bool = True
     factory: str = "ramet.runtime.server.parts"  # module that opens the engine and the tokenizer; another one in tests
 

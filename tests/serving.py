@@ -28,7 +28,7 @@ class Served:
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAMET_") or k == "RAMET_HOME"}
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "serve_fake.py"), factory, "--port", "0", *options],
+            [sys.executable, str(HERE / "serve_fake.py"), factory, "--port", "0", "--log-format", "json", *options],
             stderr=subprocess.PIPE,
             text=True,
             env=inherited | {"PYTHONPATH": path} | (environment or {}),

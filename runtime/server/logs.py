@@ -43,7 +43,7 @@ class TextFormatter(logging.Formatter):
         return super().format(record) + "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in data.items())
 
 
-def configure(level: str, *, process: str, style: str = "json") -> None:
+def configure(level: str, *, process: str, style: str = "text") -> None:
     """Sets up the loggers `ramet` and `uvicorn.error` of this process. Others keep what they have."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))

@@ -59,7 +59,7 @@ HELP = {
     "worker_restarts": (LIFE, "Times that an engine process that died is started again."),
     "watchdog_timeout": (LIFE, "Seconds without an answer from the step loop, after which the engine process gives up."),
     "log_level": (LOGS, "critical, error, warning, info or debug."),
-    "log_format": (LOGS, "json or text."),
+    "log_format": (LOGS, "text, or json: one object a line."),
     "log_requests": (LOGS, "One line a request."),
 }
 ALIASES = {

@@ -42,7 +42,7 @@ class Spec(msgspec.Struct, frozen=True):
     requests: str
     replies: str
     log_level: str = "info"
-    log_format: str = "json"
+    log_format: str = "text"
     watchdog_timeout: float = 300.0
 
 

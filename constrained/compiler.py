@@ -113,7 +113,9 @@ class GrammarCompiler:
             raise GrammarError(f"the {kind} source is {len(text)} characters long; the limit is {self.limits.source_bytes}")
         key = (kind, text, whitespace, lenient, engine)
         with self._lock:
-            if found := self._cache.get(key):
+            if (found := self._cache.get(key)) and self._worn(found):
+                found = None  # whoever uses it goes on with it; who comes now begins a new one
+            elif found:
                 self._cache.move_to_end(key)
                 self.hits += 1
         if found is None:
@@ -144,6 +146,13 @@ class GrammarCompiler:
         if kind == "json_schema" or kind == "json_object":
             return compile_schema({"type": "object"} if kind == "json_object" else text, whitespace=whitespace, lenient=lenient)
         return None, []  # lark and ebnf: the engine reads the text
+
+    def _worn(self, found: Grammar | GrammarError) -> bool:
+        """Whether a grammar has grown so far in use that its next users might meet a limit that is not theirs."""
+        if isinstance(found, GrammarError):
+            return False
+        _, held, shared = found.automaton.sizes
+        return held > self.limits.grammar_bytes // 2 or shared > self.limits.store_bytes
 
     def _remember(self, key: tuple[Any, ...], found: Grammar | GrammarError) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 """One request's place in a grammar. All the state there is lies here; grammars are shared."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +65,15 @@ class Matcher:
             return False
         self._path.append(after)
         return True
+
+    def advance_tokens(self, tokens: Iterable[int]) -> int:
+        """Takes ids one after the other, up to the first that is not allowed; how many were taken (a draft's accepted part)."""
+        taken = 0
+        for token in tokens:
+            if not self.advance(token):
+                break
+            taken += 1
+        return taken
 
     def advance_bytes(self, text: bytes) -> bool:
         """Takes text as one step, whatever tokens it is made of. False, and nothing changes, if it is not allowed here."""

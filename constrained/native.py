@@ -112,9 +112,14 @@ class NativeAutomaton:
         return bool(self._flags(self._handle, state) & 2)
 
     def forced(self, state: int) -> bytes:
-        room = ctypes.create_string_buffer(MAX_FORCED)
-        n = self._lib.ramet_forced(self._handle, state, room, MAX_FORCED)
-        return room.raw[:n] if n >= 0 else self._fail(n)  # type: ignore[return-value]
+        for size in (256, MAX_FORCED):  # most are short
+            room = ctypes.create_string_buffer(size)
+            n = self._lib.ramet_forced(self._handle, state, room, size)
+            if n < 0:
+                self._fail(n)
+            if n <= size - 4:  # else cut off, before a character of up to four bytes
+                break
+        return room.raw[:n]
 
     def need(self, state: int) -> int | None:
         n: int = self._lib.ramet_need(self._handle, state)

@@ -100,6 +100,16 @@ def test_cache_is_bounded_in_bytes():
     assert compiler.held_bytes <= 200_000
 
 
+def test_a_grammar_worn_by_use_is_begun_anew():
+    """A popular grammar never fails its users because of what others wrote with it."""
+    compiler = GrammarCompiler(small_vocabulary(), limits=Limits(grammar_bytes=4 << 20))
+    first, coin = compiler.compile("regex", "(a|b)*a(a|b){16}"), random.Random(3)
+    for _ in range(60):
+        matcher = compiler.compile("regex", "(a|b)*a(a|b){16}").matcher()
+        assert all(matcher.advance(ord(coin.choice("ab"))) for _ in range(800))
+    assert compiler.compile("regex", "(a|b)*a(a|b){16}") is not first
+
+
 def test_store_is_renewed_when_it_is_full():
     compiler = GrammarCompiler(small_vocabulary(), limits=Limits(store_bytes=100_000))
     kept = compiler.compile("regex", "[a-c]+")

@@ -5,6 +5,7 @@ import random
 import re
 
 import jsonschema
+import numpy as np
 import pytest
 from constraint_tools import accepts, allowed, finish_randomly
 from hypothesis import settings
@@ -80,6 +81,14 @@ def test_rollback_beyond_the_start_is_refused(small):
     matcher.advance(ord("a"))
     with pytest.raises(GrammarError, match="roll back 2 of 1"):
         matcher.rollback(2)
+
+
+def test_a_draft_is_taken_up_to_its_first_wrong_id(small):
+    matcher = small.compile("regex", "aaab").matcher()
+    assert matcher.advance_tokens(np.array([97, 97, 98, 97])) == 2
+    assert matcher.advance_tokens([97, 98]) == 2 and matcher.finished
+    matcher.rollback(3)
+    assert matcher.advance_tokens(iter([97, 97, 98])) == 3
 
 
 def test_accepting_is_not_finished(small):

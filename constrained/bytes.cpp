@@ -2,13 +2,14 @@
 
 #include <array>
 #include <numeric>
+#include <string_view>
 
 namespace ramet {
 
 // ---- the trie
 
 Trie::Trie(i32 n_tokens, const uint8_t* text, const int64_t* offset) {
-    auto token = [&](i32 id) { return std::basic_string_view<uint8_t>(text + offset[id], size_t(offset[id + 1] - offset[id])); };
+    auto token = [&](i32 id) { return std::string_view(reinterpret_cast<const char*>(text) + offset[id], size_t(offset[id + 1] - offset[id])); };
     std::vector<i32> order;
     for (i32 id = 0; id < n_tokens; id++)
         if (!token(id).empty()) order.push_back(id);
@@ -29,13 +30,13 @@ Trie::Trie(i32 n_tokens, const uint8_t* text, const int64_t* offset) {
         if (n) nodes[size_t(parent[n])].height = std::max<uint16_t>(nodes[size_t(parent[n])].height, uint16_t(nodes[size_t(n)].height + 1));
     };
     open(0);
-    std::basic_string_view<uint8_t> last;
+    std::string_view last;
     for (i32 id : order) {
         auto t = token(id);
         size_t same = 0;
         while (same < last.size() && same < t.size() && last[same] == t[same]) same++;
         while (path.size() > same + 1) close();
-        for (size_t i = same; i < t.size(); i++) open(t[i]);
+        for (size_t i = same; i < t.size(); i++) open(uint8_t(t[i]));
         ids.push_back(id);
         length.push_back(uint16_t(t.size()));
         last = t;
@@ -64,7 +65,7 @@ i32 Trie::find(i32 n, uint8_t b) const {
 // ---- states
 
 Store::Store(i32 n, const uint8_t* text, const int64_t* offset)
-    : trie(n, text, offset), n_tokens(n), words((n + 31) / 32), text_(text, size_t(offset[n])), offset_(offset, offset + n + 1) {
+    : trie(n, text, offset), n_tokens(n), words((n + 31) / 32), text_(text, text + offset[n]), offset_(offset, offset + n + 1) {
     for (int b = 0; b < 256; b++) {
         i32 at = trie.find(0, uint8_t(b));
         if (at >= 0 && trie.holds(at)) single.set(size_t(b));

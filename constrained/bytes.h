@@ -117,7 +117,7 @@ public:
     u64 bytes = 0;
 
     Store(i32 n, const uint8_t* text, const int64_t* offset);
-    std::pair<const uint8_t*, const uint8_t*> token(i32 id) const { return {&text_[0] + offset_[id], &text_[0] + offset_[id + 1]}; }
+    std::pair<const uint8_t*, const uint8_t*> token(i32 id) const { return {text_.data() + offset_[size_t(id)], text_.data() + offset_[size_t(id) + 1]}; }
     i32 border(i32 node);  // the state at a character's border
     const TState& expanded(i32 s);
     const TState& at(i32 s) const { return (*states_[size_t(s)]); }
@@ -139,7 +139,7 @@ public:
     u64 held() const { return bytes + terms.bytes; }
 
 private:
-    std::basic_string<uint8_t> text_;
+    std::vector<uint8_t> text_;
     std::vector<int64_t> offset_;
     std::vector<std::unique_ptr<TState>> states_;
     std::vector<i32> by_node_;

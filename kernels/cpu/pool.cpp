@@ -99,15 +99,16 @@ void Pool::sleep_until_needed(int thread, uint64_t seen) {
 
 // Two passes in a row that spent much of their time waiting: half of the threads stay away, for longer each time.
 void Pool::adapt(Clock::duration elapsed) {
-  constexpr int FIRST_REST = 16, LONGEST_REST = 512;
+  constexpr Clock::duration FIRST = std::chrono::milliseconds(100), LONGEST = std::chrono::milliseconds(1600);
+  auto time = Clock::now();
   int all = threads(), now = active(), wanted = now;
-  bool long_enough = elapsed > std::chrono::milliseconds(1);  // to tell a crowd from an accident
-  if (now > 1 && long_enough) {
+  bool telling = elapsed > std::chrono::milliseconds(1);  // shorter passes are ruled by accident
+  if (now > 1 && telling) {
     bad_ = waited_ > elapsed * 2 / 5 ? bad_ + 1 : 0;
-    if (bad_ >= 2) wanted = now / 2, bad_ = 0, rest_ = next_rest_ = std::clamp(next_rest_ * 2, FIRST_REST, LONGEST_REST);
-    else if (now == all && !bad_) next_rest_ = 0;
+    if (bad_ >= 2) wanted = now / 2, bad_ = 0, rest_ = std::clamp(rest_ * 2, FIRST, LONGEST), retry_ = time + rest_;
+    else if (now == all && !bad_) rest_ = {};
   }
-  if (wanted == now && now < all && --rest_ <= 0) wanted = all;
+  if (wanted == now && now < all && time > retry_) wanted = all;
   if (wanted == now) return;
   std::lock_guard<std::mutex> lock(sleep_);
   active_ = wanted;

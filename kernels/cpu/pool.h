@@ -81,7 +81,8 @@ class Pool {
   std::condition_variable wake_, unpark_;
   Clock::duration waited_{};       // of this turn: for pieces of others, with nothing left to take
   int bad_ = 0;                    // passes in a row that waited too much
-  int rest_ = 0, next_rest_ = 0;   // passes until all threads are tried again, and how many it will be the next time
+  Clock::duration rest_{};         // how long threads stay away now; doubled each time
+  Clock::time_point retry_{};      // when all are tried again
   std::vector<std::thread> workers_;
 };
 

@@ -81,7 +81,7 @@ bool crowded_pool_adapts() {
   };
   for (int i = 0; i < 3; i++) pass(true);
   bool fewer = pool.active() == 1;
-  for (int i = 0; i < 20; i++) pass(false);
+  for (int i = 0; i < 40 && pool.active() < 3; i++) pass(false);
   return fewer && pool.active() == 3;
 }
 

@@ -444,3 +444,20 @@ def test_other_streams_go_on_while_grammars_explode(real, http):
     over.set()
     thread.join()
     assert max(gaps) < 2, sorted(gaps)[-5:]  # 0.1 s on a quiet machine
+
+
+def test_a_stop_whose_bytes_lie_in_several_tokens(http):
+    ask = {"params": {"stop": ["🫠"], "finish": "free"}}
+    got = literal(http, "ab 🫠 cd", **ask).json()
+    assert got["text"] == "ab " and got["meta_info"]["finish_reason"] == {"type": "stop", "matched": "🫠"}
+    assert "".join(item["text"] for item in events(literal(http, "ab 🫠 cd", stream=True, incremental=True, **ask))) == "ab "
+
+
+def test_an_answer_cut_inside_a_character(http):
+    """Wherever the limit falls, the stream says what the whole answer says, with at most one U+FFFD, at its end."""
+    whole = literal(http, "🧑‍🚀🫠").json()
+    for limit in range(1, len(whole["output_ids"])):
+        ask = {"params": {"max_new_tokens": limit, "finish": "free", "jump_forward": False, "temperature": 0}}
+        text = literal(http, "🧑‍🚀🫠", **ask).json()["text"]
+        pieces = [item["text"] for item in events(literal(http, "🧑‍🚀🫠", stream=True, incremental=True, **ask))]
+        assert "".join(pieces) == text and "\ufffd" not in text[:-1], (limit, pieces)

@@ -139,6 +139,7 @@ def _rendering(service: Service, body: Any, tools: list[Tool]) -> tuple[list[dic
         raise RequestError("chat_template: this server does not take templates from requests (--allow-request-templates)", field="chat_template")
     native = CALL_OPEN.strip() in (body.chat_template or service.chat_template)
     messages = template_messages(body.messages, native_tools=native)
+    service.check_length("".join(message["content"] for message in messages), "messages")
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if reserved := options.keys() & RESERVED:
         raise RequestError(f"chat_template_kwargs.{min(reserved)} is set by the server", field="chat_template_kwargs")

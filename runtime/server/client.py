@@ -45,11 +45,13 @@ class Inbox:
 class EngineClient:
     """Sends requests to the worker that is attached, and hands each its answers.
 
-    `stats` are the worker's latest; `last_beat` is when they came (time.monotonic). `info` is the engine's `server_info()`.
+    `check` is asked about every prompt before it is sent. `stats` are the worker's latest; `last_beat` is when they came
+    (time.monotonic). `info` is the engine's `server_info()`.
     """
 
-    def __init__(self, *, max_open: int, observe: Callable[[GenerateRequest, Chunk], None] | None = None) -> None:
+    def __init__(self, *, max_open: int, check: Callable[[Any], None], observe: Callable[[GenerateRequest, Chunk], None] | None = None) -> None:
         self.max_open = max_open
+        self.check = check
         self.observe = observe
         self.info: dict[str, Any] = {}
         self.stats: dict[str, Any] = {}
@@ -114,7 +116,7 @@ class EngineClient:
         """The chunks of a request, those that came together in one list, until each of its n outputs is finished.
 
         Raises the request's error. Leaving early aborts the request, so wrap it in `contextlib.aclosing`."""
-        inbox = self._enter(request.rid)
+        inbox = self._enter(request)
         left = request.params.n  # outputs that are not finished
         try:
             self._send(ipc.Submit(request))
@@ -134,7 +136,7 @@ class EngineClient:
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Raises the request's error."""
-        inbox = self._enter(request.rid)
+        inbox = self._enter(request)
         done = False
         try:
             self._send(ipc.Score(request))
@@ -170,8 +172,10 @@ class EngineClient:
         """Aborts every open request whose id starts so; "" means all. How many."""
         return sum(self.abort(rid) for rid in list(self._open) if rid.startswith(prefix))
 
-    def _enter(self, rid: str) -> Inbox:
+    def _enter(self, request: GenerateRequest | ScoreRequest) -> Inbox:
+        rid = request.rid
         self._require_ready()
+        self.check(request.prompt)
         if rid in self._open:
             raise RequestError(f"rid {rid!r}: a request of that id is still running", field="rid")
         if len(self._open) >= self.max_open:

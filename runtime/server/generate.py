@@ -14,7 +14,7 @@ from ..protocol import FinishReason, GenerateRequest, TokenLogprob
 from .answers import DONE, describe, event, merge
 from .sampling import OFF, Number, sampling
 from .service import Output, Service, checked_rid, finite, new_id, split_ids
-from .wire import Wire
+from .wire import IdLists, Ids, Strings, Wire
 
 
 class GenerateBody(Wire):
@@ -50,19 +50,19 @@ class GenerateBody(Wire):
         OFF,
     )
 
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    text: str | Strings | None = None
+    input_ids: Ids | IdLists | None = None
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-    rid: str | list[str] | None = None
+    rid: str | Strings | None = None
     return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = -1
-    top_logprobs_num: int | list[int] = 0
-    token_ids_logprob: list[int] | None = None
+    logprob_start_len: int | Ids = -1
+    top_logprobs_num: int | Ids = 0
+    token_ids_logprob: Ids | None = None
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     stream: bool = False
     incremental: bool | None = Field(None, description="stream deltas instead of the text so far; default: the server's setting")
-    priority: int | list[int] = 0
+    priority: int | Ids = 0
     cache_salt: str | None = None
     extra_key: str | None = Field(None, description="SGLang's other name of cache_salt")
     deadline: Number | None = Field(None, gt=0, description="seconds")

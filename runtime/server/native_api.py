@@ -16,15 +16,15 @@ from .answers import EventStream, HttpError, Json, answer
 from .generate import Batch, GenerateBody, run_batch, stream_batch
 from .sampling import Number
 from .service import Service, checked_rid, finite, new_id
-from .wire import Wire
+from .wire import IdLists, Ids, Strings, Wire
 
 
 class ScoreBody(Wire):
     """The body of POST /score: the logprobs of several continuations of one prefix, in one pass."""
 
     text: str | None = None
-    input_ids: list[int] | None = None
-    options: list[str] | list[list[int]]
+    input_ids: Ids | None = None
+    options: Strings | IdLists
     rid: str | None = None
     cache_salt: str = ""
     priority: int = 0
@@ -42,7 +42,7 @@ class UnpinBody(Wire):
     """The body of POST /unpin: the prefix, as it was pinned."""
 
     text: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: Ids | None = None
     cache_salt: str = ""
 
 
@@ -58,7 +58,7 @@ async def prompt_ids(service: Service, body: Any, *, add_special: bool = True) -
         raise RequestError("give text or input_ids, one of the two", field="text")
     if body.input_ids is not None:
         return tuple(body.input_ids)
-    return tuple(await service.in_thread(service.tokenizer.encode, body.text, add_special=add_special))
+    return await service.encode(body.text, add_special=add_special)
 
 
 def routes(service: Service) -> APIRouter:
@@ -81,12 +81,7 @@ def routes(service: Service) -> APIRouter:
 
         async def run() -> Any:
             prefix = await prompt_ids(service, body)
-            options = tuple(
-                [
-                    tuple(await service.in_thread(service.tokenizer.encode, item, add_special=False)) if isinstance(item, str) else tuple(item)
-                    for item in body.options
-                ]
-            )
+            options = tuple([await service.encode(item, add_special=False, field="options") if isinstance(item, str) else tuple(item) for item in body.options])
             rid = checked_rid(body.rid) if body.rid is not None else new_id()
             scores = await client.score(ScoreRequest(rid, prefix, options, body.cache_salt, body.priority, service.deadline(body.deadline)))
             return {

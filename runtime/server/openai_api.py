@@ -22,7 +22,7 @@ from .openai_types import ChatBody, CompletionBody, Message, Tool, params, renam
 from .service import Service, checked_rid, new_id
 from .shapes import chat_logprobs, check_model, ending, label, timing_body, total, usage_body
 from .tools import plan, turns
-from .wire import Wire
+from .wire import Ids, Wire
 
 CREATED = int(time.time())  # of the model, in the list of models: when this process began
 
@@ -232,7 +232,7 @@ class DetokenizeBody(Wire):
     """The body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
 
 
 def routes(service: Service) -> APIRouter:

@@ -10,7 +10,7 @@ from ..config import ServerConfig
 from ..errors import RequestError, UnsupportedError
 from ..protocol import Constraint, SamplingParams
 from .sampling import OFF, Number, bias, checked_seed, constraint, strings
-from .wire import Wire
+from .wire import IdLists, Ids, Strings, Wire
 
 Unit = Annotated[float | int, Field(ge=0, le=1)]
 Penalty = Annotated[float | int, Field(ge=-2, le=2)]
@@ -63,7 +63,7 @@ class Shared(Wire):
     n: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float | int, Field(ge=0, le=2)] | None = None
     top_p: Unit | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     seed: int | None = None
     logit_bias: dict[str, Number] | None = None
     presence_penalty: Penalty | None = None
@@ -76,7 +76,7 @@ class Shared(Wire):
     # extensions, through the client's extra_body
     json_schema: str | dict[str, Any] | bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Strings | None = None
     lark: str | None = None
     ebnf: str | None = None
     whitespace: Literal["json", "compact", "pretty", "flexible"] = "json"
@@ -84,8 +84,8 @@ class Shared(Wire):
     min_p: Unit | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     repetition_penalty: Annotated[float | int, Field(gt=0, le=2)] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
+    stop_token_ids: Ids | None = None
+    stop_regex: str | Strings | None = None
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -102,7 +102,7 @@ class CompletionBody(Shared):
 
     absent: ClassVar[dict[str, tuple[Any, ...]]] = ABSENT | {"suffix": ("",)}
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Strings | Ids | IdLists
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

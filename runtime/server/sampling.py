@@ -10,7 +10,7 @@ from pydantic import Field
 from ..errors import RequestError
 from ..protocol import Constraint, SamplingParams
 from . import wire
-from .wire import Wire
+from .wire import Ids, Strings, Wire
 
 Number = float | int
 OFF: tuple[Any, ...] = (False, "", [], {})
@@ -41,15 +41,15 @@ class Sampling(Wire):
     seed: int | None = None
     sampling_seed: int | None = Field(None, description="SGLang's name of seed")
     n: int = 1
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
+    stop: str | Strings | None = None
+    stop_token_ids: Ids | None = None
+    stop_regex: str | Strings | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     json_schema: str | dict[str, Any] | bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Strings | None = None
     ebnf: str | None = None
     lark: str | None = None
     json_object: bool = False

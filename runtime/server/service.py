@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ..config import ServerConfig
-from ..errors import RequestError
+from ..errors import PromptError, RequestError
 from ..protocol import Chunk, Constraint, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
 from .client import EngineClient
 from .metrics import Metrics
@@ -58,7 +59,7 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         engine = config.engine
         self.config = config
-        self.client = EngineClient(max_open=engine.max_running_requests + engine.max_queued_requests, observe=self._observe)
+        self.client = EngineClient(max_open=engine.max_running_requests + engine.max_queued_requests, check=self.check_length, observe=self._observe)
         self.metrics = Metrics(lambda: self.client.stats)
         self.draining = False
         self.sessions: Any = None  # set by the routes that serve them
@@ -90,6 +91,24 @@ class Service:
     def chat_template(self) -> str:
         """The Jinja text of the model's own template; "" when it has none."""
         return self.tokenizer.chat_template or ""
+
+    @cached_property
+    def most_characters(self) -> int:
+        """A longer text cannot fit the context, however it is encoded."""
+        longest = max(len(self.tokenizer.token_bytes(token)) for token in range(self.vocab_size))
+        return self.context_length * max(longest, 1)
+
+    def check_length(self, prompt: str | Sequence[int], field: str = "prompt") -> None:
+        """Raises PromptError for what is certainly too long, before anybody encodes or copies it."""
+        if isinstance(prompt, str) and len(prompt) > self.most_characters:
+            raise PromptError(f"{field}: {len(prompt)} characters cannot fit the context of {self.context_length} tokens", field=field)
+        if not isinstance(prompt, str) and len(prompt) > self.context_length:
+            raise PromptError(f"{field}: {len(prompt)} tokens, but the context holds {self.context_length} (answer included)", field=field)
+
+    async def encode(self, text: str, *, add_special: bool, field: str = "text") -> tuple[int, ...]:
+        """The ids of a text, made on a thread. Raises PromptError."""
+        self.check_length(text, field)
+        return tuple(await self.in_thread(self.tokenizer.encode, text, add_special=add_special))
 
     async def check_constraint(self, constraint: Constraint) -> None:
         """Compiles a constraint in the engine, which keeps it. Raises ConstraintError."""

@@ -24,7 +24,7 @@ from .generate import Shaper, stream_one
 from .native_api import prompt_ids
 from .sampling import Number, sampling
 from .service import Output, Service, checked_rid, new_id, state_ids
-from .wire import Wire
+from .wire import Ids, Wire
 
 
 @dataclass
@@ -86,7 +86,7 @@ class OpenBody(Wire):
     """The body of POST /session: the state it begins with (text, ids or none), and how long it may idle."""
 
     text: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: Ids | None = None
     cache_salt: str = ""
     ttl: Annotated[Number, Field(gt=0)] | None = None
 
@@ -95,7 +95,7 @@ class AppendBody(Wire):
     """The body of POST /session/{id}/append."""
 
     text: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: Ids | None = None
 
 
 class SessionGenerateBody(Wire):
@@ -168,7 +168,7 @@ def routes(service: Service) -> APIRouter:
         parameters = sampling(body.sampling_params or {}, "sampling_params.", service.config.max_n)
         if body.keep and parameters.n > 1:
             raise RequestError("n>1: a session keeps one output; fork first, or set keep=false", field="sampling_params.n")
-        new = await service.in_thread(service.tokenizer.encode, body.append, add_special=not session.ids) if body.append else ()
+        new = await service.encode(body.append, add_special=not session.ids, field="append") if body.append else ()
         session = sessions.idle(name)
         prompt = GenerateRequest(
             checked_rid(body.rid) if body.rid is not None else new_id(),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from difflib import get_close_matches
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from ..errors import RequestError, UnsupportedError
@@ -26,6 +26,11 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     absent: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
+
+# lists whose first wrong item is enough: a long list of the wrong kind must not become as many errors
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+IdLists = Annotated[list[Ids], Field(fail_fast=True)]
 
 M = TypeVar("M", bound=Wire)
 

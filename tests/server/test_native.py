@@ -269,3 +269,23 @@ def test_log_lines_and_request_ids(served, http):
     made = http.get("/health").headers["x-request-id"]
     assert len(made) == 32
     assert http.get("/health", headers={"x-request-id": "y" * 500}).headers["x-request-id"] != "y" * 500
+
+
+def test_what_cannot_fit_is_refused_before_it_is_encoded(http):
+    """Millions of tokens cost nobody else anything: the engine never hears of them."""
+    text, ids = "a " * 2_000_000, [97] * 1_000_000
+    asks = [
+        ("/generate", {"text": text}, "prompt"),
+        ("/generate", {"input_ids": ids}, "prompt"),
+        ("/v1/completions", {"prompt": text}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/score", {"text": text, "options": ["a"]}, "text"),
+        ("/session", {"text": text}, "text"),
+        ("/pin", {"input_ids": ids}, "prompt"),
+    ]
+    for path, body, param in asks:
+        began = time.monotonic()
+        response = http.post(path, json=body)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param, (path, response.text[:200])
+        assert time.monotonic() - began < 20  # 0.3 s on a quiet machine
+    assert http.get("/health").status_code == 200

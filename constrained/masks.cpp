@@ -199,7 +199,7 @@ u32 Grammar::worst(i32 s) {
         }
         i32 canon = store_->canon(c.term);
         u32 far = store_->inner(canon).far + store_->dist(c.term) - store_->dist(canon);
-        worst = std::max(worst, far + (single ? need(closure_state(c.stack)) : frame_dist_[c.stack] + 1));
+        worst = std::max(worst, far + 1 + (single ? need(closure_state(c.stack)) : frame_dist_[c.stack]));  // 1: the term may still go on at the end
         if (!leave({canon, c.stack}, found)) worst = kFar;
     }
     if (!narrow.configs.empty()) walk(0, intern(std::move(narrow)), found);

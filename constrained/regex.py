@@ -45,6 +45,7 @@ class _Translator:
     def __init__(self, pattern: str, ecma: bool) -> None:
         self.pattern = pattern
         self.ecma = ecma
+        self.inverted = False  # inside a negative lookaround, where more characters mean fewer strings
 
     def refuse(self, what: str, place: int) -> GrammarError:
         return GrammarError(f"regex {self.pattern[:80]!r}: {what} at position {place}", place=f"position {place}")
@@ -95,18 +96,23 @@ class _Translator:
             raise self.refuse(f"the anchor {item.kind} inside the pattern cannot be honoured", item.place)
         return self.wrap(item, left, right)
 
+    def asked(self, look: Look, left: str, right: str) -> Term:
+        self.inverted ^= look.negative
+        term = self.wrap(look.inner, left, right)
+        self.inverted ^= look.negative
+        return complement(term) if look.negative else term
+
     def look(self, before: list[Node], look: Look, after: list[Node], left: str, right: str) -> Term:
         """before (look) after: what follows, or precedes, is cut with what the lookaround asks of it."""
         if look.behind:
             if left is INNER:
                 raise self.refuse("a lookbehind inside a group cannot be honoured", look.place)
-            asked = self.wrap(look.inner, FREE, INNER)
-            head = both(self.sequence(before, left, INNER), complement(asked) if look.negative else asked)
+            head = both(self.sequence(before, left, INNER), self.asked(look, FREE, INNER))
             return seq(head, self.sequence(after, INNER, right))
         if right is INNER:
             raise self.refuse("a lookahead inside a group cannot be honoured", look.place)
-        asked = self.wrap(look.inner, INNER if before or left is FREE else left, FREE)
-        tail = both(self.sequence(after, INNER, right), complement(asked) if look.negative else asked)
+        asked = self.asked(look, INNER if before or left is FREE else left, FREE)
+        tail = both(self.sequence(after, INNER, right), asked)
         return seq(self.sequence(before, left, INNER), tail)
 
     def ranges(self, node: Class) -> Ranges:
@@ -117,7 +123,7 @@ class _Translator:
         found: list[tuple[int, int]] = []
         for part in node.parts:
             if isinstance(part, str):
-                found += self.class_escape(part, negated=node.negated)
+                found += self.class_escape(part, negated=node.negated ^ self.inverted)
             else:
                 found.append(part)
         ranges = tuple(found)

@@ -151,7 +151,7 @@ def test_documents_are_whole_with_the_real_vocabulary(real):
         jsonschema.validate(json.loads(text), SCHEMAS[0])
 
 
-@pytest.mark.parametrize("pattern", ["(ab|ba){3,}c", "a|aaab*a", "(a*b){2}é"])
+@pytest.mark.parametrize("pattern", ["(ab|ba){3,}c", "a|aaab*a", "(a*b){2}é", "[^a]{2,}", "[^a]*😀?"])
 def test_matches_are_whole_at_every_budget(small, pattern):
     grammar = small.compile("regex", pattern)
     choose = random.Random(5)

@@ -6,7 +6,8 @@
 Rounds alternate between the peers, and a figure is the median of its rounds. Decode lines are named by the number of streams
 (and the context where it is not 128 tokens): tokens a second of all streams together, after each has its first token. Prefill
 lines are prompt tokens a second up to the first answer token. Each figure of Ramet is also given as a share of its floor, see
-benchmarks/machine.py. transformers runs `generate` in bfloat16 on the same weights.
+benchmarks/machine.py. transformers runs `generate` on the same weights, in bfloat16 unless --transformers-dtype says float32, which is
+quicker on processors without bfloat16.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import random
 import statistics
 from dataclasses import dataclass
 
+import torch
 from decode_peers import LlamaServerPeer, Peer, RametPeer, TransformersPeer
 from machine import Machine, Work, measure, work_of
 
@@ -75,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--lines", default=",".join(LINES), help="which of " + ", ".join(LINES))
-    parser.add_argument("--without-transformers", action="store_true")
+    parser.add_argument("--transformers-dtype", choices=("bfloat16", "float32", "none"), default="bfloat16", help="none: leave it out")
     parser.add_argument("--llama-server", metavar="PATH")
     parser.add_argument("--llama-model", metavar="FILE", nargs="*", help="GGUF files for it; default: the model's own")
     parser.add_argument("--json", metavar="FILE")
@@ -88,8 +90,8 @@ def main() -> None:
     weights = load_model(files, EngineConfig.of(model_path=options.model)).weights
     machine, work = measure(options.threads), work_of(weights)
     peers: list[Peer] = [RametPeer(options.model, {"threads": options.threads})]
-    if not options.without_transformers:
-        peers.append(TransformersPeer(weights, options.threads))
+    if options.transformers_dtype != "none":
+        peers.append(TransformersPeer(weights, options.threads, getattr(torch, options.transformers_dtype)))
     results: dict[str, dict[str, float]] = {}
     try:
         for model in (options.llama_model or [str(files.gguf)]) if options.llama_server else []:

@@ -72,13 +72,13 @@ class RametPeer:
 
 
 class TransformersPeer:
-    """`generate` in bfloat16, on the numbers that the file's blocks stand for. Its rate is that of the first few tokens: where
-    the processor has no bfloat16 of its own, more would take minutes."""
+    """`generate` on the numbers that the file's blocks stand for. Its rate is that of the first few tokens: in bfloat16, on a
+    processor that has no bfloat16 of its own, more would take minutes."""
 
     name = "transformers"
     MOST = 12
 
-    def __init__(self, weights: DecoderWeights, threads: int) -> None:
+    def __init__(self, weights: DecoderWeights, threads: int, dtype: torch.dtype) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.set_num_threads(threads)
@@ -91,7 +91,7 @@ class TransformersPeer:
         )  # fmt: skip
         with torch.device("meta"):
             self.model = LlamaForCausalLM(config)
-        self.model.load_state_dict(_state(weights), strict=False, assign=True)
+        self.model.load_state_dict(_state(weights, dtype), strict=False, assign=True)
         self.model.tie_weights()
         self.model.model.rotary_emb = type(self.model.model.rotary_emb)(config)
         self.model.eval()
@@ -120,19 +120,19 @@ class TransformersPeer:
         pass
 
 
-def _state(weights: DecoderWeights) -> dict[str, torch.Tensor]:
+def _state(weights: DecoderWeights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     def plain(weight: torch.Tensor | PackedWeight) -> torch.Tensor:
-        return (dequantize(weight) if isinstance(weight, PackedWeight) else weight).to(torch.bfloat16)
+        return (dequantize(weight) if isinstance(weight, PackedWeight) else weight).to(dtype)
 
     names = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
              "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}  # fmt: skip
-    state = {"model.embed_tokens.weight": plain(weights.embed), "model.norm.weight": weights.norm.bfloat16()}
+    state = {"model.embed_tokens.weight": plain(weights.embed), "model.norm.weight": weights.norm.to(dtype)}
     state["lm_head.weight"] = state["model.embed_tokens.weight"] if weights.embed is weights.head.weight else plain(weights.head.weight)
     for i, layer in enumerate(weights.layers):
         for ours, theirs in names.items():
             state[f"model.layers.{i}.{theirs}.weight"] = plain(getattr(layer, ours).weight)
-        state[f"model.layers.{i}.input_layernorm.weight"] = layer.attn_norm.bfloat16()
-        state[f"model.layers.{i}.post_attention_layernorm.weight"] = layer.mlp_norm.bfloat16()
+        state[f"model.layers.{i}.input_layernorm.weight"] = layer.attn_norm.to(dtype)
+        state[f"model.layers.{i}.post_attention_layernorm.weight"] = layer.mlp_norm.to(dtype)
     return state
 
 

@@ -1,7 +1,7 @@
 """The compiled automaton against the plain one, on random terms: same masks, same forced text, same distance."""
 
 import pytest
-from constraint_tools import allowed, small_vocabulary
+from constraint_tools import allowed, finish_randomly, small_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +102,16 @@ def test_budgets_agree_with_what_follows(start, data):
         after = matcher.fork()
         assert after.advance(token)
         assert (token in allowed(matcher, budget)) == (after.need is not None and after.need < budget)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TERMS, st.integers(0, 12), st.randoms(use_true_random=False))
+def test_every_budget_that_suffices_is_kept(start, more, random):
+    _, matcher = both_engines(GrammarSource({"start": start, "inner": lit("1")}))
+    if matcher is None or matcher.need is None:
+        return
+    text = finish_randomly(matcher.fork(), matcher.need + more, random.choice)
+    assert text is not None and matcher.advance_bytes(text) and matcher.accepting
 
 
 def test_without_a_compiler_the_plain_peer_answers(monkeypatch):

@@ -84,12 +84,12 @@ class Batch:
         try:
             with _progress(self._size) if progress_bar else nullcontext(lambda ended, totals: None) as show:
                 for i in range(self._size):
-                    while not self._signal.wait_for(lambda i=i: i in self._results, time.monotonic() + PATIENCE, no_timer):  # type: ignore[misc]
+                    while not self._signal.wait_for(lambda i=i: self._decided(i) is not None, time.monotonic() + PATIENCE, no_timer):  # type: ignore[misc]
                         show(self._ended, self._totals)
                         self._help()
                     show(self._ended, self._totals)
                     self._given = i + 1
-                    yield self._result(i)
+                    yield self._result(self._decided(i))
         finally:
             self._stop()
             for thread in self._threads:
@@ -100,7 +100,14 @@ class Batch:
         if self._size:
             self._start()
 
-    def _result(self, i: int) -> ProgramState:
+    def _decided(self, i: int) -> int | None:
+        """The item that can be given out in the turn of `i`: itself, or one that failed and so ends the batch."""
+        if i in self._results:
+            return i
+        return next((j for j, (_, error) in sorted(self._results.items()) if error is not None), None) if self._fail_fast else None
+
+    def _result(self, i: int | None) -> ProgramState:
+        assert i is not None
         state, error = self._results.pop(i)
         if error is not None and (self._fail_fast or state is None):
             error.add_note(f"in item {i} of a run_batch of {self._size}")

@@ -7,6 +7,7 @@ import itertools
 import queue
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,9 @@ def requests_of(prompt: Any, sampling_params: Any, input_ids: Any, options: Mapp
             raise RequestError(f"unknown option {name!r}; known: {', '.join(KNOWN_OPTIONS)}", field=name)
     if (prompt is None) == (input_ids is None):
         raise RequestError("one of prompt and input_ids is needed", field="prompt")
+    for name, value in (("prompt", prompt), ("input_ids", input_ids)):
+        if value is not None and not isinstance(value, (str, list, tuple)):
+            raise RequestError(f"{name}={value!r}: {'text, or a list of texts' if name == 'prompt' else 'a list of token ids'} is needed", field=name)
     single = isinstance(prompt, str) or (prompt is None and (not input_ids or isinstance(input_ids[0], int)))
     given = [prompt if prompt is not None else input_ids] if single else list(prompt if prompt is not None else input_ids)
     kind, field = (str, "prompt") if prompt is not None else ((list, tuple), "input_ids")
@@ -143,6 +147,9 @@ def requests_of(prompt: Any, sampling_params: Any, input_ids: Any, options: Mapp
     if len(params) != len(given):
         raise RequestError(f"{len(params)} sampling_params for {len(given)} prompts", field="sampling_params")
     rids = options.get("rid")
+    listed = [rids] if isinstance(rids, str) else rids or ()
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(r, str) and r for r in listed):
+        raise RequestError(f"rid={rids!r}: non-empty text, or a list of it, is needed", field="rid")
     rids = [rids] if isinstance(rids, str) else list(rids or [uuid.uuid4().hex for _ in given])
     if len(set(rids)) < len(given) or len(rids) != len(given):
         raise RequestError("rid: as many distinct ids as prompts are needed", field="rid")
@@ -150,6 +157,8 @@ def requests_of(prompt: Any, sampling_params: Any, input_ids: Any, options: Mapp
 
 
 def _request(prompt: Any, params: Any, rid: str, options: Mapping[str, Any]) -> GenerateRequest:
+    if params is not None and not isinstance(params, Mapping):
+        raise RequestError(f"sampling_params={params!r}: a dict is needed", field="sampling_params")
     if not isinstance(prompt, str):
         if not isinstance(prompt, (list, tuple)) or not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
             raise RequestError(f"input_ids: a list of token ids is needed, not {str(prompt)[:60]}", field="input_ids")
@@ -180,11 +189,13 @@ class _Job:
         self.answer = Answer(request.params.n)
         self.error: BaseException | None = None
         self.over = False
+        self.accepted = False  # by the backend: only then is its rid ours to abort
         self.first: tuple[tuple[int, float], ...] = ()
         self.ended: Any = None
 
     def submit(self) -> None:
         self.backend.submit(self.request, self._take)
+        self.accepted = True
 
     def _take(self, chunk: Chunk) -> None:
         if self.over:
@@ -212,13 +223,18 @@ class _Job:
 
 
 def _submit_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.submit()
+    """All or none: where one is refused, those before it are aborted."""
+    try:
+        for job in jobs:
+            job.submit()
+    except BaseException:
+        _abort_all(jobs)
+        raise
 
 
 def _abort_all(jobs: list[_Job]) -> None:
     for job in jobs:
-        if not job.over:
+        if job.accepted and not job.over:
             job.backend.abort(job.request.rid)
 
 
@@ -228,7 +244,8 @@ def _setter(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Ca
             future.set_result(None)
 
     def told(index: int, over: bool) -> None:
-        loop.call_soon_threadsafe(end)
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(end)
 
     return told
 
@@ -242,6 +259,43 @@ def _shown(jobs: list[_Job], i: int, index: int, single: bool) -> Result:
     return {**job.output(index), **extra}
 
 
+class _Results:
+    """An iterator that aborts its jobs when it is closed or dropped, also before its first result."""
+
+    def __init__(self, results: Iterator[Result], jobs: list[_Job]) -> None:
+        self._results, self._jobs = results, jobs
+
+    def __iter__(self) -> _Results:
+        return self
+
+    def __next__(self) -> Result:
+        return next(self._results)
+
+    def close(self) -> None:
+        _abort_all(self._jobs)
+
+    __del__ = close
+
+
+class _AsyncResults:
+    """As `_Results`, for `async for`."""
+
+    def __init__(self, results: AsyncIterator[Result], jobs: list[_Job]) -> None:
+        self._results, self._jobs = results, jobs
+
+    def __aiter__(self) -> _AsyncResults:
+        return self
+
+    async def __anext__(self) -> Result:
+        return await anext(self._results)
+
+    async def aclose(self) -> None:
+        _abort_all(self._jobs)
+
+    def __del__(self) -> None:
+        _abort_all(self._jobs)
+
+
 def _stream(backend: Backend, requests: list[GenerateRequest], single: bool, options: Mapping[str, Any]) -> Iterator[Result]:
     arrived: queue.SimpleQueue[tuple[int, int, bool]] = queue.SimpleQueue()
 
@@ -253,15 +307,12 @@ def _stream(backend: Backend, requests: list[GenerateRequest], single: bool, opt
 
     def results() -> Iterator[Result]:
         left = len(jobs)
-        try:
-            while left:
-                i, index, over = arrived.get()
-                left -= over
-                yield _shown(jobs, i, index, single)
-        finally:
-            _abort_all(jobs)
+        while left:
+            i, index, over = arrived.get()
+            left -= over
+            yield _shown(jobs, i, index, single)
 
-    return results()
+    return _Results(results(), jobs)
 
 
 def _stream_async(backend: Backend, requests: list[GenerateRequest], single: bool, options: Mapping[str, Any]) -> AsyncIterator[Result]:
@@ -269,7 +320,10 @@ def _stream_async(backend: Backend, requests: list[GenerateRequest], single: boo
 
     def teller(i: int) -> Callable[[int, bool], None]:
         def told(index: int, over: bool) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, (i, index, over))
+            try:
+                loop.call_soon_threadsafe(arrived.put_nowait, (i, index, over))
+            except RuntimeError:  # the loop has ended: nobody takes the rest
+                _abort_all(jobs)
 
         return told
 
@@ -278,15 +332,12 @@ def _stream_async(backend: Backend, requests: list[GenerateRequest], single: boo
 
     async def results() -> AsyncIterator[Result]:
         left = len(jobs)
-        try:
-            while left:
-                i, index, over = await arrived.get()
-                left -= over
-                yield _shown(jobs, i, index, single)
-        finally:
-            _abort_all(jobs)
+        while left:
+            i, index, over = await arrived.get()
+            left -= over
+            yield _shown(jobs, i, index, single)
 
-    return results()
+    return _AsyncResults(results(), jobs)
 
 
 def score(backend: Backend, query: str, items: Sequence[str], label_token_ids: Sequence[int] | None, apply_softmax: bool) -> list[list[float]]:

@@ -31,7 +31,10 @@ Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 takes
 @app.command()
 def run(
     program: Annotated[str, typer.Argument(help="FILE.py, or FILE.py:function if it defines several programs.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments as name=value; values are JSON where they parse, @file reads a file.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Its arguments as name=value; values are JSON where they parse (5 is a number, '\"5\"' text), @file reads a file."),
+    ] = None,
     model: Model = DEFAULT_MODEL,
     set_: Options = [],  # noqa: B006 - typer's way to say "none"
     max_tokens: MaxTokens = 128,
@@ -45,7 +48,8 @@ def run(
     values = _arguments(arguments or [])
     with _engine(model, set_) as runtime:
         start = time.perf_counter()
-        state = chosen.bind(**values).run(backend=runtime, stream=True, max_new_tokens=max_tokens, temperature=temperature)
+        bound = _bind(chosen, values)
+        state = bound.run(backend=runtime, stream=True, max_new_tokens=max_tokens, temperature=temperature)
         for piece in state.text_iter():
             print(piece, end="", flush=True)
         state.sync()
@@ -171,7 +175,8 @@ def _load_program(spec: str) -> Any:
     if not path.is_file():
         raise RequestError(f"{file}: no such file", field="program")
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None and module_spec.loader is not None
+    if module_spec is None or module_spec.loader is None:
+        raise RequestError(f"{file}: not a Python file (.py)", field="program")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[path.stem] = module  # dataclasses and pickles look their module up
     sys.path.insert(0, str(path.parent.resolve()))
@@ -183,6 +188,22 @@ def _load_program(spec: str) -> Any:
         return next(iter(programs.values()))
     known = ", ".join(programs) or "none"
     raise RequestError(f"{file}: {f'no program {name!r}' if name else 'name one as FILE:function'}; it defines: {known}", field="program")
+
+
+def _bind(program: Any, values: dict[str, Any]) -> Any:
+    """The program with its arguments. Raises RequestError naming one that is missing or unknown."""
+    import inspect
+
+    parameters = {n: p for n, p in inspect.signature(program.func).parameters.items() if n in program.arg_names}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [name for name in values if name not in parameters and not takes_any]
+    required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    missing = [name for name in required if name not in values]
+    for names, what in ((unknown, "has no argument"), (missing, "needs the argument")):
+        if names:
+            takes = ", ".join(program.arg_names) or "none"
+            raise RequestError(f"{program.__name__} {what} {', '.join(names)}; it takes: {takes} (given as name=value)", field="arguments")
+    return program.bind(**values)
 
 
 def _arguments(pairs: list[str]) -> dict[str, Any]:

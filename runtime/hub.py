@@ -110,9 +110,9 @@ def path(name: str) -> Path:
     """Where a model is, without fetching anything. Raises ModelNotFoundError if it is not there."""
     if name in KNOWN:
         target = _target(KNOWN[name])
-        if target.exists():
+        if _has_size(target, KNOWN[name].size):
             return target
-        raise ModelNotFoundError(f"{name} is not here yet: `ramet model pull {name}`")
+        raise ModelNotFoundError(f"{name} is not here, or not whole: `ramet model pull {name}`")
     if Path(name).expanduser().exists():
         return _local(Path(name).expanduser()).path
     if _is_hub_id(name):
@@ -122,7 +122,7 @@ def path(name: str) -> Path:
 
 def list_models() -> list[Entry]:
     """Known models, pulled or not, and the hub's models that are in its cache."""
-    known = [Entry(m.name, m.about, p if (p := _target(m)).exists() else None, m.size) for m in KNOWN.values()]
+    known = [Entry(m.name, m.about, p if _has_size(p := _target(m), m.size) else None, m.size) for m in KNOWN.values()]
     return known + _hub_cache()
 
 

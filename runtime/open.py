@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from .config import EngineConfig
@@ -31,6 +32,8 @@ def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
         kernels = get_kernels(config.device, config.kernels, config.dtype, config.threads)
     except KernelError as error:
         raise ConfigError(str(error)) from error
+    if kernels.name == "reference" and config.kernels == "auto":
+        print(f"ramet: slow kernels: {kernels.why}", file=sys.stderr)
     loaded = load_model(files, config)
     shape = loaded.config
     kv_dtype = torch.bfloat16 if config.dtype != "float32" and kernels.name != "reference" else torch.float32

@@ -35,6 +35,9 @@ def test_run_names_programs_and_arguments(embedded_model, tmp_path):
     assert "it defines: a, b" in ramet("run", str(file)).stderr
     assert "no program 'c'" in ramet("run", f"{file}:c").stderr
     assert "name=value" in ramet("run", f"{file}:a", "3").stderr
+    assert "a needs the argument n; it takes: n" in ramet("run", f"{file}:a").stderr
+    assert "a has no argument z" in ramet("run", f"{file}:a", "n=1", "z=2").stderr
+    assert "not a Python file" in ramet("run", "/etc/hostname").stderr
     assert "no such file" in ramet("run", "nowhere.py").stderr
 
 

@@ -7,6 +7,8 @@ namespace {
 
 enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, kRepCode, kRefCode, kBothCode, kNotCode, kJsonCode, kPickCode };
 
+constexpr i32 kLongestSequence = 10000;  // parts; runs of plain characters are one
+
 struct Term { i32 code; const i32* args; i32 n; bool regular; };
 
 // Whether a shortest string of a literal or a class is made of bytes that are tokens. What is made of them is then, too.
@@ -56,6 +58,7 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
         case kLitCode: n = store.lit(as_text(i)); break;
         case kCharsCode: n = store.chars(as_ranges(i)); break;
         case kSeqCode:
+            if (t.n > kLongestSequence) throw Limit("a sequence of more than " + std::to_string(kLongestSequence) + " parts in one regular term");
             n = Terms::kEmpty;
             for (i32 k = t.n - 1; k >= 0; k--) n = store.seq(term_of(t.args[k]), n);
             break;

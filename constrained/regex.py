@@ -15,9 +15,12 @@ import sys
 import unicodedata
 from functools import lru_cache
 
-from .errors import GrammarError
+from .errors import GrammarError, LimitError
 from .grammar import ANY_CHAR, ANY_STRING, EMPTY, MAX_CODE_POINT, Term, alt, both, chars, complement, rep, seq
 from .regex_syntax import Alt, Anchor, Class, Look, Node, Ranges, Repeat, Seq, parse
+
+MAX_PATTERN = 100_000
+"""Characters of a regex."""
 
 FREE, FIXED, INNER = "free", "fixed", "inner"
 """What stands beside a node: anything (a search), the end of the input, or more of the pattern."""
@@ -33,7 +36,9 @@ _ECMA: dict[str, Ranges] = {"d": ((48, 57),), "w": _WORD, "s": _ECMA_SPACE}
 def from_regex(pattern: str, *, search: bool = False) -> Term:
     """The strings that `pattern` matches whole, or, with `search`, those that hold a match (ECMA `pattern` semantics).
 
-    Raises GrammarError for what does not parse or cannot be honoured exactly."""
+    Raises GrammarError for what does not parse or cannot be honoured exactly, LimitError for what is too long."""
+    if len(pattern) > MAX_PATTERN:
+        raise LimitError(f"a regex of {len(pattern):,} characters; the limit is {MAX_PATTERN:,}")
     edge = FREE if search else FIXED
     try:
         return _Translator(pattern, search).wrap(parse(pattern, ecma=search), edge, edge)

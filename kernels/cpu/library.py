@@ -78,7 +78,9 @@ def load(wanted: str | None = None) -> tuple[ctypes.CDLL, str, str]:
     `wanted`, or RAMET_CPU, names a set instead of the best. Raises KernelError: no compiler, a name that this machine does not
     have, or nothing that compiles and runs.
     """
-    wanted = wanted or os.environ.get("RAMET_CPU")
+    if not wanted and (named := os.environ.get("RAMET_CPU")):
+        library, name, _ = load(named)
+        return library, name, "named by RAMET_CPU"
     known = INSTRUCTION_SETS.get(platform.machine(), (BASELINE,))
     if wanted and wanted not in {each.name for each in known}:
         raise KernelError(f"instruction set {wanted!r}: choose one of {', '.join(each.name for each in known)}")

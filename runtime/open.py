@@ -17,8 +17,6 @@ def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
     """Finds (or pulls), reads and places everything. Raises ModelError, ConfigError."""
     # torch's threads would spin between its few small operations and take the core from our kernels. Read once, at its import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
     from ..kernels import KernelError, get_kernels
     from ..radix_cache.pool import KVPool
     from .hub import resolve
@@ -36,7 +34,6 @@ def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
         print(f"ramet: slow kernels: {kernels.why}", file=sys.stderr)
     loaded = load_model(files, config)
     shape = loaded.config
-    kv_dtype = torch.bfloat16 if config.dtype != "float32" and kernels.name != "reference" else torch.float32
-    slots = pool_slots(config, shape.context_length, shape.kv_bytes(kv_dtype.itemsize))
-    pool = KVPool(layers=shape.n_layers, slots=slots, kv_heads=shape.n_kv_heads, head_dim=shape.head_dim, dtype=kv_dtype)
+    slots = pool_slots(config, shape.context_length, shape.kv_bytes(kernels.kv_dtype.itemsize))
+    pool = KVPool(layers=shape.n_layers, slots=slots, kv_heads=shape.n_kv_heads, head_dim=shape.head_dim, dtype=kernels.kv_dtype)
     return ModelRunner(LlamaModel(shape, loaded.weights, kernels), pool, kernels, shape.context_length), tokenizer

@@ -24,10 +24,12 @@ def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
     from .tokenizer_files import load_tokenizer
     from .weights import load_model
 
+    if config.device == "cuda":
+        raise ConfigError("device='cuda': there are no GPU kernels yet; leave device out, or use device='cpu'")
     files = resolve(config.model_path)
     tokenizer = load_tokenizer(files, config)
     try:
-        kernels = get_kernels(config.device, config.kernels, config.dtype, config.threads)
+        kernels = get_kernels("cpu", config.kernels, config.dtype, config.threads)
     except KernelError as error:
         raise ConfigError(str(error)) from error
     if kernels.name == "reference" and config.kernels == "auto":

@@ -106,6 +106,12 @@ async def run(url: str, pids: list[int], options: argparse.Namespace) -> list[st
         f"p99 {1e3 * percentile(soak.gaps, 0.99):.0f} ms; memory {half[0]:.0f} to {half[-1]:.0f} MB in the second half "
         f"({100 * growth:+.1f}%); pool {pool}"
     )
+    if options.json:
+        figures = {
+            "ended": soak.ended, "left": soak.left, "wrong": soak.wrong, "gap_p50_s": percentile(soak.gaps, 0.5),
+            "gap_p99_s": percentile(soak.gaps, 0.99), "memory_mb": [half[0], half[-1]], "memory_growth": growth, "pool": pool,
+        }  # fmt: skip
+        options.json.write_text(json.dumps(figures, indent=2))
     if soak.wrong:
         failures.append(f"{soak.wrong} streams were not what they should be")
     if pool["free"] + pool["evictable"] != pool["slots"]:
@@ -121,6 +127,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     server, url = start_server(["--model-path", options.model_path, "--max-total-tokens", "16384"])
     try:

@@ -54,6 +54,23 @@ class Backend(Protocol):
     def shutdown(self) -> None: ...
 
 
+@runtime_checkable
+class Pinning(Protocol):
+    """What a backend with a prefix cache of its own can do besides; programs ask with `isinstance`, others go without.
+
+    A pin belongs to (ids, cache_salt): pinning again renews its time, and one `unpin` ends it.
+    """
+
+    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "") -> int:
+        """Computes what of `ids` is not cached, and keeps it from eviction for `ttl` seconds. Returns how many tokens that holds.
+
+        Raises RequestError where too much is pinned already, UnsupportedError where the cache is switched off.
+        """
+
+    def unpin(self, ids: Sequence[int], cache_salt: str = "") -> bool:
+        """Lets `ids` be evicted again. False if they were not pinned."""
+
+
 class Worker:
     """One thread that runs small jobs in order, now or after a delay. It starts with the backend and ends with it."""
 

@@ -243,12 +243,12 @@ async def stream_one(
     shaper: Shaper,
     place: int | None,
     incremental: bool,
-    done: Callable[[list[Output]], None] | None = None,
+    end: Callable[[list[Output]], dict[str, Any]] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Events of one request. `place` is its number in a batch; `done(outputs)` is called at the end."""
+    """Events of one request. `place` is its number in a batch; what `end(outputs)` says is part of the last event."""
     so_far = [Output() for _ in range(request.params.n)]
     delta = [Output() for _ in range(request.params.n)]
-    interval = service.config.stream_interval
+    interval, left = service.config.stream_interval, request.params.n
     async with aclosing(service.client.stream(request)) as stream:
         async for chunks in stream:
             for chunk in chunks:
@@ -261,6 +261,9 @@ async def stream_one(
                     continue
                 shown = piece if incremental else so_far[index]
                 data = shaper.result(request, shown, index)
+                left -= last
+                if end is not None and not left:
+                    data |= end(so_far)
                 if not last:
                     data["meta_info"]["finish_reason"] = None
                     data["meta_info"]["completion_tokens"] = len(so_far[index].token_ids)
@@ -268,8 +271,6 @@ async def stream_one(
                     data["index"] = place
                 delta[index] = Output()
                 yield event(data)
-    if done is not None:
-        done(so_far)
 
 
 async def stream_batch(service: Service, batch: Batch) -> AsyncGenerator[bytes, None]:

@@ -70,6 +70,60 @@ def test_a_busy_session_is_refused_and_free_again_after_its_client_left(served, 
     assert "xxa" not in http.get(f"/session/{name}").json()["text"].split("say:")[1][49:]
 
 
+def test_one_request_opens_and_generates(http):
+    got = http.post("/session", json={"text": "say:one", "generate": {"sampling_params": {"max_new_tokens": 9}}}).json()
+    assert got["text"] == "one" and got["kept"] == 3 and got["tokens"] == len("?say:oneone")
+    assert http.get(f"/session/{got['session_id']}").json()["text"] == "say:oneone"
+    streamed = events(http.post("/session", json={"text": "say:two", "generate": {"stream": True, "incremental": True}}))
+    assert "".join(e["text"] for e in streamed) == "two" and all("session_id" not in e for e in streamed[:-1])
+    assert http.get(f"/session/{streamed[-1]['session_id']}").json()["text"] == "say:twotwo"
+    closed = http.post("/session/close", json={"session_ids": [got["session_id"], streamed[-1]["session_id"], "none such"]}).json()
+    assert closed == {"closed": 2} and http.get(f"/session/{got['session_id']}").status_code == 404
+
+
+def test_one_request_goes_back_appends_forks_and_generates(http):
+    name = opened(http, text="say:abc")
+    body = {"tokens": 5, "append_ids": [*b"xyz"], "fork": True, "sampling_params": {"max_new_tokens": 9}}
+    fork = http.post(f"/session/{name}/generate", json=body).json()
+    assert fork["text"] == "xyz" and fork["session_id"] != name
+    assert http.get(f"/session/{fork['session_id']}").json()["text"] == "say:xyzxyz" and http.get(f"/session/{name}").json()["text"] == "say:abc"
+    back = http.post(f"/session/{name}/generate", json=body | {"fork": False}).json()
+    assert back["session_id"] == name and http.get(f"/session/{name}").json()["text"] == "say:xyzxyz"
+    http.post("/session/close", json={"session_ids": [name, fork["session_id"]]})
+
+
+def test_what_a_trimmed_stop_keeps_of_the_ids(http):
+    got = http.post("/session", json={"text": "say:one END", "generate": {"sampling_params": {"stop": "END"}}}).json()
+    assert got["text"] == "one " and got["kept"] == 4 < len(got["output_ids"])
+
+
+def test_an_answer_that_nobody_waited_for_opens_nothing(serve):
+    with serve("--max-sessions", "1").client() as client:
+        with client.stream("POST", "/session", json={"text": "slow:0.1;say:" + "x" * 50, "generate": {"stream": True}}) as response:
+            next(response.iter_lines())
+        assert client.post("/session", json={"text": "say:a", "generate": {}}).json()["session_id"]
+        refused = client.post("/session", json={"text": "say:a", "generate": {}})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "too_many_sessions"
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"tokens": 99}, "tokens"),
+        ({"append": "a", "append_ids": [1]}, "append_ids"),
+        ({"append_ids": [9999]}, "append_ids"),
+        ({"fork": True, "keep": False}, "keep"),
+        ({"sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"logprob_start_len": "x"}, "logprob_start_len"),
+    ],
+)
+def test_wrong_turns(http, body, param):
+    name = opened(http, text="say:a")
+    response = http.post(f"/session/{name}/generate", json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+    http.delete(f"/session/{name}")
+
+
 @pytest.mark.parametrize(
     "body, param",
     [

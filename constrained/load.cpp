@@ -1,4 +1,4 @@
-// Reads a grammar from the flat code that native.py writes: one record a term, kids before parents, then the rules.
+// Reads a grammar from the flat code that native.py writes: the rules, one record a term, the text of the literals.
 #include "automaton.h"
 
 namespace ramet {
@@ -28,18 +28,23 @@ bool writable(const Term& t, const Store& store) {
 
 }  // namespace
 
-// code: number of terms, number of rules, start rule, the term of each rule, then records [code, count, args...].
+// code: number of terms, number of rules, start rule, the term of each rule, then records [code, + 256 if regular][count][args...], then
+// the text of the literals, which stands there in place of their args.
 void Grammar::decode(const i32* code, size_t size, bool whole) {
     const i32 *end = code + size, n_terms = code[0], n_rules = code[1], start = code[2];
-    const i32* roots = code + 3;
+    const i32 *roots = code + 3, *at = roots + n_rules;
     std::vector<Term> terms;
-    for (const i32* at = roots + n_rules; at < end; at += 2 + at[1]) terms.push_back({at[0], at + 2, at[1], at[0] != kRefCode && at[0] != kPickCode});
-    if (i32(terms.size()) != n_terms) throw Invalid("a damaged grammar code");
+    terms.reserve(size_t(n_terms));
+    for (i32 i = 0; i < n_terms && at + 1 < end; i++) {
+        bool literal = (at[0] & 255) == kLitCode;
+        terms.push_back({at[0] & 255, at + 2, at[1], at[0] >= 256});
+        at += literal ? 2 : 2 + at[1];
+    }
+    for (auto& t : terms)
+        if (t.code == kLitCode) t.args = at, at += t.n;
+    if (i32(terms.size()) != n_terms || at != end) throw Invalid("a damaged grammar code");
     Terms& store = store_->terms;
     std::vector<i32> regular(terms.size(), -1), built(terms.size(), -1);
-    for (auto& t : terms)
-        if (t.code == kSeqCode || t.code == kAltCode || t.code == kRepCode)
-            for (i32 i = 0; i < (t.code == kRepCode ? 1 : t.n); i++) t.regular &= terms[t.args[i]].regular;
 
     auto as_text = [&](i32 i) { return Text(terms[i].args, terms[i].args + terms[i].n); };
     auto as_ranges = [&](i32 i) {

@@ -6,9 +6,11 @@ before, and may come from any thread.
 from __future__ import annotations
 
 import ctypes
+import sys
 from array import array
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,8 @@ DEAD, _LIMIT = -1, -2
 UNKNOWN = 1 << 30  # a need that no sequence of tokens meets
 MAX_FORCED = 1 << 14  # bytes of one jump
 _OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11}
-_KIDS = {"seq": 0, "alt": 0, "both": 0, "not": 0, "json": 0, "rep": 0, "pick": 3, "empty": 0, "nothing": 0}  # where the parts begin
-_LEAVES = ("lit", "ref", "chars")
+_LIT = 256 + _OPS["lit"]
+_UTF_32 = f"utf-32-{sys.byteorder[0]}e"
 _HERE = Path(__file__).parent
 
 
@@ -144,49 +146,45 @@ class NativeAutomaton:
 
 
 def encode(source: GrammarSource) -> array[int]:
-    """The flat code that load.cpp reads: counts, the start rule, the term of each rule, then one record a term, kids first."""
-    numbers = {name: n for n, name in enumerate(source.rules)}
-    if source.start not in numbers:
-        raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
-    index: dict[int, int] = {}  # by identity, which costs no hashing; what is equal twice is only written twice
-    records: list[int] = []
+    """The flat code that load.cpp reads: counts, the start rule, the term of each rule, a record a term, the text of the literals.
 
-    def write(term: Term) -> list[Term]:
-        """The record of a term, or the parts of it that must be written before."""
+    A record is [op, + 256 if regular][count][args...]; a literal's args stand in the text, in the order of the records."""
+    rules = {name: n for n, name in enumerate(source.rules)}
+    if source.start not in rules:
+        raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
+    order = list({id(root): root for root in source.rules.values()}.values())
+    index = {id(term): n for n, term in enumerate(order)}  # by identity, which costs no hashing; what is equal twice is only written twice
+    head = [0, len(rules), rules[source.start], *[index[id(root)] for root in source.rules.values()]]
+    records: list[int] = []
+    texts: list[str] = []
+    write, number = records.append, index.setdefault
+    for term in order:  # grows as terms are met
         op, args = term.op, term.args
         if op == "lit":
-            records.extend((2, len(args[0])))
-            records.extend(map(ord, args[0]))
-        elif op == "ref":
-            if args[0] not in numbers:
+            texts.append(args[0])
+            records += (_LIT, len(args[0]))
+            continue
+        write(_OPS[op] + (256 if term.regular else 0))
+        write(2 * len(args) if op == "chars" else len(args))
+        if op == "ref":
+            if args[0] not in rules:
                 raise GrammarError(f"a rule uses a rule {args[0]!r} that does not exist", place=args[0])
-            records.extend((7, 1, numbers[args[0]]))
-        elif op == "chars":
-            records.extend((3, 2 * len(args)))
-            for pair in args:
-                records.extend(pair)
-        else:
-            first = _KIDS[op]
-            kids = args[:1] if op == "rep" else args[first:]
-            missing = [kid for kid in kids if id(kid) not in index and (kid.op not in _LEAVES or write(kid))]
-            if missing:
-                return missing
-            counts = args[:first] if op == "pick" else args[1:] if op == "rep" else ()
-            numbered = [index[id(kid)] for kid in kids]
-            records.extend((_OPS[op], len(args)))
-            records.extend(numbered if op == "rep" else ())
-            records.extend([-1 if n is None else n for n in counts])
-            records.extend(() if op == "rep" else numbered)
-        index[id(term)] = len(index)
-        return []
-
-    for root in source.rules.values():
-        stack = [root]
-        while stack:
-            missing = [] if id(stack[-1]) in index else write(stack[-1])
-            if missing:
-                stack += missing
-            else:
-                stack.pop()
-    head = array("i", [len(index), len(numbers), numbers[source.start], *[index[id(root)] for root in source.rules.values()]])
-    return head + array("i", records)
+            write(rules[args[0]])
+            continue
+        if op == "chars":
+            records += chain.from_iterable(args)
+            continue
+        if op == "pick":
+            records += [-1 if n is None else n for n in args[:3]]
+        for kid in args[:1] if op == "rep" else args[3:] if op == "pick" else args:
+            n = number(id(kid), len(order))
+            if n == len(order):
+                order.append(kid)
+            write(n)
+        if op == "rep":
+            records += [-1 if n is None else n for n in args[1:]]
+    head[0] = len(order)
+    code = array("i", head)
+    code.extend(records)
+    code.frombytes("".join(texts).encode(_UTF_32))
+    return code

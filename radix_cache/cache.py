@@ -11,10 +11,13 @@ computed, so that another request planned for the same pass reads the slots that
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from .explain import Explanation, Ghosts, explain
+from .namespace import SHARED, Namespace
 from .slots import CacheError, IntBuffer, Ints, SlotAllocator
 from .tree import RadixNode, RadixTree
 
@@ -26,7 +29,8 @@ class Lease:
     Positions below `shared` lie in the tree, on the path to `node`, and are locked; the rest are private."""
 
     node: RadixNode
-    salt: str
+    space: Namespace
+    owner: str = ""  # for whom, in words: what `explain` names
     slots: IntBuffer = field(default_factory=IntBuffer)
     shared: int = 0
 
@@ -40,11 +44,14 @@ class PrefixCache:
 
     With enabled=False nothing is ever matched or kept; slots are still counted the same way."""
 
-    def __init__(self, capacity: int, *, enabled: bool = True) -> None:
+    def __init__(self, capacity: int, *, enabled: bool = True, eviction: str = "lru") -> None:
         self.allocator = SlotAllocator(capacity)
-        self.tree = RadixTree()
+        self.tree = RadixTree(eviction)
         self.enabled = enabled
         self.evicted_tokens = 0
+        self.saved_tokens = 0  # that requests did not compute, because they were here
+        self.on_evict: Callable[[RadixNode, int], None] | None = None  # told of a leaf and how many of its last tokens go, before they do
+        self._ghosts = Ghosts()
         self._leases: set[Lease] = set()
 
     @property
@@ -65,21 +72,25 @@ class PrefixCache:
         """How many slots `reserve` could hand out now."""
         return self.free + self.evictable
 
-    def peek(self, ids: Ints, salt: str = "") -> int:
+    def peek(self, ids: Ints, space: Namespace = SHARED) -> int:
         """How many leading ids are cached; changes nothing."""
-        return self.tree.peek(ids, salt) if self.enabled else 0
+        return self.tree.peek(ids, space) if self.enabled else 0
 
-    def match_and_lock(self, ids: Ints, salt: str = "", *, limit: int | None = None) -> Lease:
+    def explain(self, ids: Ints, space: Namespace = SHARED) -> Explanation:
+        """Why as many of the ids are cached as are, and no more; changes nothing."""
+        return explain(self.tree, self._ghosts, ids, space)
+
+    def match_and_lock(self, ids: Ints, space: Namespace = SHARED, *, limit: int | None = None, owner: str = "") -> Lease:
         """A lease on the longest cached prefix of ids[:limit]; len(lease.slots) positions need no computing."""
-        lease = Lease(self.tree.root(salt), salt)
+        lease = Lease(self.tree.root(space), space, owner)
         self._leases.add(lease)
         self.extend_match(lease, ids, limit=limit)
         return lease
 
     def count_hit(self, lease: Lease) -> None:
         """Notes that a request really ran on this prefix (statistics of the nodes on its path)."""
-        for node in lease.node.path():
-            node.hits += 1
+        self.tree.note_hit(lease.node)
+        self.saved_tokens += lease.shared
 
     def extend_match(self, lease: Lease, ids: Ints, *, limit: int | None = None) -> int:
         """Takes up what others have put into the tree beyond the lease since; the number of new positions.
@@ -110,9 +121,7 @@ class PrefixCache:
         if n > self.available:
             return None
         if n > self.free:
-            evicted = self.tree.evict(n - self.free)
-            self.evicted_tokens += len(evicted)
-            self.allocator.free(evicted)
+            self._evict(n - self.free, lease.owner)
         slots = self.allocator.alloc(n)
         if slots is None:
             raise CacheError("eviction freed fewer slots than it counted")
@@ -130,8 +139,7 @@ class PrefixCache:
         self._stand(lease)
         if int(ids[lease.shared]) in lease.node.children:
             return None
-        key = ids[lease.shared : stop].copy()
-        node = self.tree.add_child(lease.node, key, lease.slots.view[lease.shared : stop].copy())
+        node = self.tree.add_child(lease.node, ids[lease.shared : stop], lease.slots.view[lease.shared : stop])
         self.tree.lock(node, until=lease.node)
         lease.node, lease.shared = node, stop
         return node
@@ -169,6 +177,7 @@ class PrefixCache:
         if self._leases:
             return False
         self.allocator.free(self.tree.evict(self.tree.size))
+        self._ghosts = Ghosts()
         return True
 
     def check(self) -> None:
@@ -178,35 +187,36 @@ class PrefixCache:
             path = lease.node.path()
             if path and not _same(np.concatenate([n.slots for n in path]), lease.slots.view[: lease.shared]):
                 raise CacheError("a lease's shared slots differ from its path's")
-            if sum(len(n.key) for n in path) != lease.shared:
+            if sum(n.size for n in path) != lease.shared:
                 raise CacheError("a lease's path has another length than it says")
             for node in path:
                 refs[id(node)] = refs.get(id(node), 0) + 1
-        size = locked = count = 0
+        self.tree.check()
         held = [lease.private for lease in self._leases]
         for node in self.tree.nodes():
-            parent = node.parent
-            if parent is None or parent.children.get(int(node.key[0])) is not node:
-                raise CacheError("a node's parent does not know it")
-            if not 0 < len(node.key) == len(node.slots) or node.stop != parent.stop + len(node.key):
-                raise CacheError("a node's key, slots and depth do not fit")
             if node.refs != refs.get(id(node), 0):
                 raise CacheError(f"a node has refs {node.refs}, {refs.get(id(node), 0)} leases go through it")
-            size, count = size + len(node.key), count + 1
-            locked += len(node.key) if node.refs else 0
             held.append(node.slots)
-        if (size, locked, count) != (self.tree.size, self.tree.locked, self.tree.node_count):
-            raise CacheError("the tree's counters are wrong")
         slots = np.sort(np.concatenate(held)) if held else np.empty(0, dtype=np.int32)
         if not _same(slots, self.allocator.taken()):
             raise CacheError("slots leaked, or are in two hands")
         if self.free + len(slots) != self.capacity:
             raise CacheError("free and taken slots do not add up to the pool")
 
+    def _evict(self, n: int, owner: str) -> None:
+        def notice(node: RadixNode, last: int) -> None:
+            self._ghosts.note(node, last, owner)
+            if self.on_evict is not None:
+                self.on_evict(node, last)
+
+        evicted = self.tree.evict(n, notice)
+        self.evicted_tokens += len(evicted)
+        self.allocator.free(evicted)
+
     def _stand(self, lease: Lease) -> None:
         """A lease that stands on a root stands on the present one: an empty root may have been dropped meanwhile."""
         if lease.node.parent is None:
-            lease.node = self.tree.root(lease.salt)
+            lease.node = self.tree.root(lease.space)
 
     def _merge_tail(self, lease: Lease, ids: Ints) -> None:
         """Hands the private positions below len(ids) to the tree; copies of what it has already are freed by the caller."""
@@ -215,8 +225,7 @@ class PrefixCache:
         known = node.stop
         if known == len(ids):
             return
-        key, slots = ids[known:].copy(), lease.slots.view[known:].copy()
-        self.tree.add_child(node, key, slots)
+        self.tree.add_child(node, ids[known:], lease.slots.view[known:])
         lease.slots.truncate(known)
 
 

@@ -2,36 +2,61 @@
 
 The tree knows nothing of requests, memory or devices: it matches, inserts, splits and evicts. Every edge is a run of
 ids; a node's slots are where the KV of that run lies. `refs` counts the leases whose path goes through a node.
+
+Ids and slots are held as bytes of int32: comparing a run is one memcmp, a node's memory is its own (no views into arrays
+that live on), and a node costs about 500 bytes plus 8 for each of its tokens (benchmarks/tree_ops.py counts them).
 """
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import numpy as np
 
-from .slots import Ints
+from .eviction import POLICIES, Leaves
+from .namespace import SHARED, Namespace
+from .slots import CacheError, Ints
 
-_NO_INTS: Ints = np.empty(0, dtype=np.int32)
+WIDTH = 4  # bytes of an id or a slot
 
 
 class RadixNode:
     """A run of ids below its parent. `stop` is the depth in tokens of its end; depth of its start is parent.stop."""
 
-    __slots__ = ("key", "slots", "parent", "children", "refs", "last_used", "hits", "stop")
+    __slots__ = ("run", "places", "parent", "children", "refs", "last_used", "hits", "stop", "ticket")
 
-    def __init__(self, key: Ints, slots: Ints, parent: RadixNode | None, last_used: int) -> None:
-        self.key, self.slots, self.parent = key, slots, parent
+    def __init__(self, run: bytes, places: bytes, parent: RadixNode | None, last_used: int) -> None:
+        self.run, self.places, self.parent = run, places, parent
         self.children: dict[int, RadixNode] = {}
         self.refs = 0
         self.last_used = last_used
         self.hits = 0
-        self.stop: int = (parent.stop if parent else 0) + len(key)
+        self.stop: int = (parent.stop if parent else 0) + len(run) // WIDTH
+        self.ticket = 0  # of its entry among the leaves that may be evicted
+
+    @property
+    def key(self) -> Ints:
+        """The ids of the run; not to be written."""
+        return np.frombuffer(self.run, dtype=np.int32)
+
+    @property
+    def slots(self) -> Ints:
+        """Where their KV lies; not to be written."""
+        return np.frombuffer(self.places, dtype=np.int32)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the run."""
+        return len(self.run) // WIDTH
 
     @property
     def start(self) -> int:
-        return self.stop - len(self.key)
+        return self.stop - len(self.run) // WIDTH
+
+    @property
+    def evictable(self) -> bool:
+        return self.refs == 0 and not self.children and self.parent is not None
 
     def path(self) -> list[RadixNode]:
         """The nodes from below the root to this one."""
@@ -44,58 +69,75 @@ class RadixNode:
         return nodes
 
 
-def common_length(a: Ints, b: Ints) -> int:
-    """Length of the common prefix of two int arrays."""
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return first if n and differs[first] else n
+class Root(RadixNode):
+    """The empty run that all prompts of one namespace begin with."""
+
+    __slots__ = ("space",)
+
+    def __init__(self, space: Namespace) -> None:
+        super().__init__(b"", b"", None, 0)
+        self.space = space
+
+
+def space_of(node: RadixNode) -> Namespace:
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node.space
+
+
+def as_bytes(ids: Ints) -> bytes:
+    return np.ascontiguousarray(ids, dtype=np.int32).tobytes()
 
 
 class RadixTree:
-    """One root for each salt, so that requests of different salts never meet.
+    """One root for each namespace, so that requests of different ones never meet.
 
-    `size` is the number of tokens in the tree, `locked` of those in nodes with refs."""
+    `size` is the number of tokens in the tree, `locked` of those in nodes with refs, `hit` of those in nodes that were hit."""
 
-    def __init__(self) -> None:
-        self.roots: dict[str, RadixNode] = {}
+    def __init__(self, policy: str = "lru") -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"eviction policy {policy!r}: choose one of {', '.join(POLICIES)}")
+        self.roots: dict[Namespace, Root] = {}
         self.size = 0
         self.locked = 0
+        self.hit = 0
         self.node_count = 0
         self._clock = count(1)
-        self._tie = count()
-        self._leaves: list[tuple[int, int, RadixNode]] = []  # heap of (last_used, tie, node); stale entries are skipped
+        self._leaves = Leaves(POLICIES[policy]())
 
-    def root(self, salt: str = "") -> RadixNode:
-        root = self.roots.get(salt)
+    def root(self, space: Namespace = SHARED) -> RadixNode:
+        root = self.roots.get(space)
         if root is None:
-            root = self.roots[salt] = RadixNode(_NO_INTS, _NO_INTS, None, 0)
+            root = self.roots[space] = Root(space)
         return root
 
-    def peek(self, ids: Ints, salt: str = "") -> int:
+    def peek(self, ids: Ints, space: Namespace = SHARED) -> int:
         """Number of leading ids that the tree holds; changes nothing."""
-        node, depth = self.roots.get(salt), 0
-        while node is not None and depth < len(ids):
-            node = node.children.get(int(ids[depth]))
-            if node is not None:
-                same = common_length(node.key, ids[depth:])
-                depth += same
-                if same < len(node.key):
-                    break
-        return depth
+        root = self.roots.get(space)
+        return 0 if root is None else self.locate(root, ids)[1]
+
+    def locate(self, node: RadixNode, ids: Ints) -> tuple[RadixNode, int]:
+        """How far below `node` the tree holds `ids` (the ids after node.stop): the last node entered, and how many of the ids match.
+
+        The match may end inside that node, or at its end. Changes nothing."""
+        data = as_bytes(ids)
+        view, at, n = memoryview(data).cast("i"), 0, len(ids)
+        while at < n:
+            child = node.children.get(view[at])
+            if child is None:
+                break
+            node = child
+            if not data.startswith(child.run, at * WIDTH):
+                return node, at + _common(child.run, data, at)
+            at += child.size
+        return node, at
 
     def descend(self, node: RadixNode, ids: Ints) -> RadixNode:
         """The deepest node below `node` whose path spells a prefix of `ids` (ids after node.stop), split to fit exactly."""
-        depth = 0
-        while depth < len(ids):
-            child = node.children.get(int(ids[depth]))
-            if child is None:
-                break
-            same = common_length(child.key, ids[depth:])
-            if same < len(child.key):
-                return self._split(child, same)
-            node, depth = child, depth + same
-        return node
+        base = node.stop
+        found, matched = self.locate(node, ids)
+        return found if found.stop == base + matched else self._split(found, base + matched - found.start)
 
     def ancestor(self, node: RadixNode, depth: int) -> RadixNode:
         """The node on the path to `node` that ends after `depth` ids, made by a split if there is none. depth < node.stop."""
@@ -104,20 +146,28 @@ class RadixTree:
         return node if node.stop == depth else self._split(node, depth - node.start)
 
     def add_child(self, parent: RadixNode, key: Ints, slots: Ints) -> RadixNode:
-        """A new leaf; `parent` has no child that starts with key[0]. Arrays are kept, not copied."""
-        node = RadixNode(key, slots, parent, next(self._clock))
+        """A new leaf; `parent` has no child that starts with key[0]. Arrays are copied."""
+        node = RadixNode(as_bytes(key), as_bytes(slots), parent, next(self._clock))
         parent.children[int(key[0])] = node
         self.size += len(key)
         self.node_count += 1
         self._offer(node)
         return node
 
+    def note_hit(self, node: RadixNode) -> None:
+        """Counts a hit of the path to `node`."""
+        while node.parent is not None:
+            if node.hits == 0:
+                self.hit += node.size
+            node.hits += 1
+            node = node.parent
+
     def lock(self, node: RadixNode, until: RadixNode | None = None) -> None:
         """refs + 1 on the path from `node` up to, without, `until` (or the root); marks it as used now."""
         now = next(self._clock)
         while node is not until and node.parent is not None:
             if node.refs == 0:
-                self.locked += len(node.key)
+                self.locked += node.size
             node.refs += 1
             node.last_used = now
             node = node.parent
@@ -129,45 +179,70 @@ class RadixTree:
             node.refs -= 1
             node.last_used = now
             if node.refs == 0:
-                self.locked -= len(node.key)
-                self._offer(node)
+                self.locked -= node.size
+                if not node.children:
+                    self._offer(node)
             node = node.parent
 
-    def evict(self, wanted: int) -> Ints:
-        """Slots of the least recently used unlocked leaves, `wanted` of them or all there are.
+    def evict(self, wanted: int, notice: Callable[[RadixNode, int], None] | None = None) -> Ints:
+        """Slots of unlocked leaves in the policy's order, `wanted` of them or all there are.
 
-        Only the end of the last leaf is taken where the whole is not needed."""
-        taken: list[Ints] = []
-        while wanted > 0 and self._leaves:
-            last_used, _, node = heapq.heappop(self._leaves)
-            if not self._evictable(node) or last_used != node.last_used:
-                continue
-            n = min(wanted, len(node.key))
-            taken.append(node.slots[len(node.slots) - n :])
+        Only the end of the last leaf is taken where the whole is not needed. `notice` is told of every leaf and how many of its last
+        tokens go, just before they do."""
+        taken: list[bytes] = []
+        while wanted > 0:
+            found = self._leaves.pop(self.hit / self.size if self.size else 0.0)
+            if found is None:
+                break
+            rank, node = found
+            size = len(node.run) // WIDTH
+            n = min(wanted, size)
+            if notice is not None:
+                notice(node, n)
+            taken.append(node.places[(size - n) * WIDTH :])
             wanted -= n
-            self._shorten(node, n)
-        return np.concatenate(taken) if taken else _NO_INTS
+            self.size -= n
+            self.hit -= n if node.hits else 0
+            if n < size:  # a part is left: it stays first in the row
+                self._shorten(node, n)
+                self._leaves.offer(node, rank)
+            else:
+                self.node_count -= 1
+                self._detach(node)
+        return np.frombuffer(b"".join(taken), dtype=np.int32)
 
     def remove(self, node: RadixNode) -> Ints:
         """Cuts an unlocked node with all below it out of the tree; its slots come back."""
         below = self._subtree(node)
-        freed = [n.slots for n in below]
-        self.size -= sum(map(len, freed))
+        freed = b"".join(n.places for n in below)
+        self.size -= len(freed) // WIDTH
+        self.hit -= sum(n.size for n in below if n.hits)
         self.node_count -= len(below)
         for gone in below:
             gone.children = {}
-        parent = node.parent
-        assert parent is not None
-        del parent.children[int(node.key[0])]
-        node.parent = None
-        self._offer(parent)
-        return np.concatenate(freed)
+        self._detach(node)
+        return np.frombuffer(freed, dtype=np.int32)
 
     def nodes(self) -> Iterator[RadixNode]:
-        """All nodes but the roots."""
+        """All nodes but the roots, parents before their children."""
         for root in self.roots.values():
             for child in root.children.values():
                 yield from self._subtree(child)
+
+    def check(self) -> None:
+        """Raises CacheError unless the tree is well formed and its counters are right."""
+        size = locked = hit = count_ = 0
+        for node in self.nodes():
+            parent = node.parent
+            if parent is None or parent.children.get(int(node.key[0])) is not node:
+                raise CacheError("a node's parent does not know it")
+            if not 0 < len(node.run) == len(node.places) or node.stop != parent.stop + node.size:
+                raise CacheError("a node's key, slots and depth do not fit")
+            size, count_ = size + node.size, count_ + 1
+            locked += node.size if node.refs else 0
+            hit += node.size if node.hits else 0
+        if (size, locked, hit, count_) != (self.size, self.locked, self.hit, self.node_count):
+            raise CacheError("the tree's counters are wrong")
 
     def _subtree(self, node: RadixNode) -> list[RadixNode]:
         found = [node]
@@ -178,47 +253,50 @@ class RadixTree:
     def _split(self, node: RadixNode, at: int) -> RadixNode:
         """Cuts `node` after `at` ids; the new upper part comes back, with the same locks. `node` stays the lower part,
         so that leases which hold it keep their whole path."""
-        parent = node.parent
+        parent, cut = node.parent, at * WIDTH
         assert parent is not None
-        upper = RadixNode(node.key[:at], node.slots[:at], parent, node.last_used)
+        upper = RadixNode(node.run[:cut], node.places[:cut], parent, node.last_used)
         upper.refs, upper.hits = node.refs, node.hits
         self.node_count += 1
-        parent.children[int(upper.key[0])] = upper
-        node.key, node.slots, node.parent = node.key[at:], node.slots[at:], upper
-        upper.children[int(node.key[0])] = node
+        parent.children[_first(upper.run)] = upper
+        node.run, node.places, node.parent = node.run[cut:], node.places[cut:], upper
+        upper.children[_first(node.run)] = node
         return upper
 
-    def _shorten(self, leaf: RadixNode, n: int) -> None:
-        self.size -= n
-        if n < len(leaf.key):
-            leaf.key, leaf.slots = leaf.key[:-n], leaf.slots[:-n]
-            leaf.stop -= n
-            self._offer(leaf)
-            return
-        parent = leaf.parent
+    @staticmethod
+    def _shorten(leaf: RadixNode, n: int) -> None:
+        leaf.run, leaf.places = leaf.run[: -n * WIDTH], leaf.places[: -n * WIDTH]
+        leaf.stop -= n
+
+    def _detach(self, node: RadixNode) -> None:
+        """Takes a node from its parent, which may be evictable now; a namespace that holds nothing any more is forgotten.
+
+        (A lease that stands on a root asks `root` again before it grows.)"""
+        parent = node.parent
         assert parent is not None
-        del parent.children[int(leaf.key[0])]
-        leaf.parent = None
-        self.node_count -= 1
-        if parent.parent is None and not parent.children:
-            self._drop_root(parent)
+        del parent.children[_first(node.run)]
+        node.parent = None
+        if isinstance(parent, Root):
+            if not parent.children and self.roots.get(parent.space) is parent:
+                del self.roots[parent.space]
         else:
             self._offer(parent)
 
-    def _drop_root(self, root: RadixNode) -> None:
-        """Salts come and go: an empty root is forgotten. A lease that stands on it asks `root` again before it grows."""
-        for salt, known in list(self.roots.items()):
-            if known is root and salt:
-                del self.roots[salt]
-
     def _offer(self, node: RadixNode) -> None:
-        if not self._evictable(node):
+        if not node.evictable:
             return
-        heapq.heappush(self._leaves, (node.last_used, next(self._tie), node))
+        self._leaves.offer(node)
         if len(self._leaves) > 4 * self.node_count + 1024:  # mostly stale by now: every hit on a leaf leaves one behind
-            self._leaves = [(n.last_used, next(self._tie), n) for n in self.nodes() if self._evictable(n)]
-            heapq.heapify(self._leaves)
+            self._leaves.rebuild(self.nodes())
 
-    @staticmethod
-    def _evictable(node: RadixNode) -> bool:
-        return node.refs == 0 and not node.children and node.parent is not None
+
+def _first(run: bytes) -> int:
+    return int.from_bytes(run[:WIDTH], sys.byteorder, signed=True)
+
+
+def _common(run: bytes, data: bytes, at: int) -> int:
+    """Length of the common prefix of a run and the ids from `at` on, in ids; they differ or the ids end before the run does."""
+    n = min(len(run) // WIDTH, len(data) // WIDTH - at)
+    differs = np.frombuffer(run, np.int32, n) != np.frombuffer(data, np.int32, n, at * WIDTH)
+    first = int(differs.argmax())
+    return first if differs[first] else n

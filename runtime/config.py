@@ -14,6 +14,7 @@ CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "reference", "cpu", "triton"),
+    "eviction_policy": ("lru", "lfu", "slru", "cost-aware"),
     "schedule_policy": ("lpm", "fcfs"),
 }
 
@@ -43,6 +44,7 @@ class EngineConfig:
     # how it is scheduled and cached
     schedule_policy: str = "lpm"
     disable_radix_cache: bool = False
+    eviction_policy: str = "lru"  # which cached prefixes give way first: docs/cache.md
     jump_forward: bool = True
 
     random_seed: int | None = None  # seeds of requests that bring none; None: drawn from the system

@@ -37,7 +37,7 @@ class Engine:
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig) -> None:
         self.runner, self.tokenizer, self.config = runner, tokenizer, config
-        self.cache = PrefixCache(runner.slots, enabled=not config.disable_radix_cache)
+        self.cache = PrefixCache(runner.slots, enabled=not config.disable_radix_cache, eviction=config.eviction_policy)
         self.scheduler = Scheduler(
             self.cache, token_budget=config.chunked_prefill_size, max_running=config.max_running_requests, policy=config.schedule_policy
         )

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from ..radix_cache import Namespace
 from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineClosedError, RequestError
@@ -84,11 +85,11 @@ class EngineLoop:
 
     def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "") -> int:
         """Keeps the cached part of a prefix from eviction for `ttl` seconds; its tokens. Raises RequestError, UnsupportedError."""
-        return int(self._ask(lambda: self.engine.pins.pin(ids, ttl, cache_salt)))
+        return int(self._ask(lambda: self.engine.pins.pin(ids, ttl, Namespace(cache_salt))))
 
     def unpin(self, ids: Sequence[int], cache_salt: str = "") -> bool:
         """Lets a pinned prefix be evicted again; False if it was not pinned."""
-        return bool(self._ask(lambda: self.engine.pins.unpin(ids, cache_salt)))
+        return bool(self._ask(lambda: self.engine.pins.unpin(ids, Namespace(cache_salt))))
 
     def stats(self) -> dict[str, Any]:
         """Queues, pool and counters as they are now."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..radix_cache import Lease, PrefixCache
+from ..radix_cache import SHARED, Lease, Namespace, PrefixCache
 from ..radix_cache.slots import Ints
 from .errors import RequestError, UnsupportedError
 
@@ -31,7 +31,7 @@ class Pins:
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._held: dict[tuple[str, bytes], _Pin] = {}
+        self._held: dict[tuple[Namespace, bytes], _Pin] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -41,26 +41,26 @@ class Pins:
         """Slots that pins protect; one that lies in two pins counts twice."""
         return sum(pin.lease.shared for pin in self._held.values())
 
-    def pin(self, ids: Sequence[int], ttl: float, salt: str = "") -> int:
+    def pin(self, ids: Sequence[int], ttl: float, space: Namespace = SHARED) -> int:
         """Keeps the part of `ids` that is cached for `ttl` seconds, anew if it is pinned already; the tokens of that part.
 
         Raises RequestError over the share, UnsupportedError without a cache."""
         if not self._cache.enabled:
             raise UnsupportedError("pin: the radix cache is disabled (disable_radix_cache)", field="pin")
-        self.unpin(ids, salt)
+        self.unpin(ids, space)
         array = np.asarray(ids, dtype=np.int32)
-        lease = self._cache.match_and_lock(array, salt)
+        lease = self._cache.match_and_lock(array, space, owner="a pin")
         most = int(SHARE * self._cache.capacity)
         if self.tokens + lease.shared > most:
             held = self.tokens
             self._cache.release(lease, array)
             raise RequestError(f"pin: {held} tokens are pinned; with these it would be more than {most}, half of the pool", field="input_ids")
-        self._held[_key(ids, salt)] = _Pin(array, lease, time.monotonic() + ttl)
+        self._held[_key(ids, space)] = _Pin(array, lease, time.monotonic() + ttl)
         return lease.shared
 
-    def unpin(self, ids: Sequence[int], salt: str = "") -> bool:
+    def unpin(self, ids: Sequence[int], space: Namespace = SHARED) -> bool:
         """True if `ids` were pinned."""
-        return self._drop(_key(ids, salt))
+        return self._drop(_key(ids, space))
 
     def expire(self) -> None:
         """Drops the pins whose time is over."""
@@ -76,7 +76,7 @@ class Pins:
         while self.give_way():
             pass
 
-    def _drop(self, key: tuple[str, bytes]) -> bool:
+    def _drop(self, key: tuple[Namespace, bytes]) -> bool:
         pin = self._held.pop(key, None)
         if pin is None:
             return False
@@ -84,5 +84,5 @@ class Pins:
         return True
 
 
-def _key(ids: Sequence[int], salt: str) -> tuple[str, bytes]:
-    return salt, np.asarray(ids, dtype=np.int32).tobytes()
+def _key(ids: Sequence[int], space: Namespace) -> tuple[Namespace, bytes]:
+    return space, np.asarray(ids, dtype=np.int32).tobytes()

@@ -69,7 +69,10 @@ class GenerateRequest:
     token_ids_logprob: tuple[int, ...] = ()  # ids whose logprob at the first output position is wanted (max_new_tokens 0 too)
     priority: int = 0  # higher goes first
     cache_salt: str = ""  # requests of different salts never share KV
-    deadline: float | None = None  # seconds from submit
+    deadline: float | None = None  # seconds from submit, after which it is ended with an error
+    ttft_target: float | None = None  # milliseconds from submit to the first token; wished for, see docs/scheduler.md
+    tpot_target: float | None = None  # milliseconds between later tokens
+    tenant: str = ""  # requests of different tenants share no KV either, whatever their salts
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class ScoreRequest:
     cache_salt: str = ""
     priority: int = 0
     deadline: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

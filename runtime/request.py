@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..radix_cache import IntBuffer, Lease
+from ..radix_cache import IntBuffer, Lease, Namespace
 from .protocol import FinishReason, GenerateRequest, SamplingParams, Timings, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.source.params
+
+    @property
+    def namespace(self) -> Namespace:
+        """With whom it shares KV."""
+        return Namespace(self.source.cache_salt, self.source.tenant)
 
     @property
     def todo(self) -> int:

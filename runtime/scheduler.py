@@ -101,7 +101,7 @@ class Scheduler:
         headroom = HEADROOM * (len(self.running) + 1) if self.running else 0
         if self.cache.available <= headroom:
             return False
-        lease = self.cache.match_and_lock(request.ids.view, request.source.cache_salt, limit=request.match_limit)
+        lease = self.cache.match_and_lock(request.ids.view, request.namespace, limit=request.match_limit, owner=request.source.rid)
         work = len(request.ids) - len(lease.slots)
         if self.running and self.cache.available < work + headroom:
             self.cache.release(lease, request.ids.view)
@@ -161,7 +161,7 @@ class Scheduler:
         request.lease, request.computed = None, 0
 
     def _peek(self, request: Request) -> int:
-        return self.cache.peek(request.ids.view[: request.match_limit], request.source.cache_salt)
+        return self.cache.peek(request.ids.view[: request.match_limit], request.namespace)
 
 
 def _rank(request: Request) -> tuple[int, float, int]:

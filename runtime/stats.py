@@ -22,6 +22,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "pool": {"slots": cache.capacity, "free": cache.free, "cached": cache.tree.size, "evictable": cache.evictable},
         "pinned_tokens": engine.pins.tokens,
         "tree_nodes": cache.tree.node_count,
+        "saved_tokens": cache.saved_tokens,
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,
         "grammars": engine.door.grammar_counts(),
@@ -55,18 +56,19 @@ def tree_dump(engine: Engine, depth: int, min_tokens: int) -> dict[str, Any]:
     """Nested nodes down to `depth`, without subtrees that start with fewer than `min_tokens` ids. `with_text` is for after."""
 
     def dump(node: RadixNode, level: int) -> dict[str, Any]:
-        children = [c for c in node.children.values() if len(c.key) >= min_tokens]
+        children = [c for c in node.children.values() if c.size >= min_tokens]
         return {
-            "tokens": len(node.key),
+            "tokens": node.size,
             "ids": node.key,
             "hits": node.hits,
+            "saved_tokens": node.hits * node.size,
             "refs": node.refs,
             "last_used": node.last_used,
             "children": [dump(c, level + 1) for c in children] if level < depth else [],
         }
 
     roots = engine.cache.tree.roots.items()
-    return {"size": engine.cache.tree.size, "roots": [{"salted": bool(salt), **dump(root, 0)} for salt, root in roots]}
+    return {"size": engine.cache.tree.size, "roots": [{"salted": bool(space.salt), "tenant": space.tenant, **dump(root, 0)} for space, root in roots]}
 
 
 def with_text(node: dict[str, Any], decode: Callable[[list[int]], str]) -> dict[str, Any]:

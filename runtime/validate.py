@@ -38,8 +38,9 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
         raise RequestError("top_logprobs_num: needs return_logprob=True", field="top_logprobs_num")
     _ids("token_ids_logprob", request.token_ids_logprob, limits.vocab_size)
     _whole("priority", request.priority, low=-(2**31), high=2**31)
-    if not isinstance(request.cache_salt, str):
-        raise RequestError(f"cache_salt={request.cache_salt!r}: text is needed", field="cache_salt")
+    for name in ("cache_salt", "tenant"):
+        if not isinstance(value := getattr(request, name), str):
+            raise RequestError(f"{name}={value!r}: text is needed", field=name)
     if request.deadline is not None:
         _number("deadline", request.deadline, low=0.0)
 

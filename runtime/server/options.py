@@ -33,6 +33,7 @@ HELP = {
     "context_length": (CACHE, "Tokens of one prompt and its answer; default: the model's."),
     "max_total_tokens": (CACHE, "KV slots of the pool; default: from free memory."),
     "disable_radix_cache": (CACHE, "Compute every prompt anew."),
+    "eviction_policy": (CACHE, "Which cached prefixes give way first: lru, lfu, slru or cost-aware."),
     "max_running_requests": (SCHEDULING, "Requests computed at a time."),
     "max_queued_requests": (SCHEDULING, "Requests that may wait; more get 503."),
     "chunked_prefill_size": (SCHEDULING, "Tokens of one step, decode rows included."),

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from ramet.radix_cache import CacheError, PrefixCache, SlotAllocator
+from ramet.radix_cache import EVICTION_POLICIES, CacheError, Namespace, PrefixCache, SlotAllocator
+from ramet.radix_cache.tree import space_of
 
 
 def ints(values) -> np.ndarray:
@@ -61,12 +62,12 @@ def test_a_prompt_enters_the_tree_when_planned_and_the_next_request_reads_its_sl
 def test_salts_never_share():
     cache = PrefixCache(64)
     for salt in ("", "a", "b"):
-        lease = cache.match_and_lock(ints(range(8)), salt, limit=7)
+        lease = cache.match_and_lock(ints(range(8)), Namespace(salt), limit=7)
         assert len(lease.slots) == 0
         cache.reserve(lease, 8)
         cache.release(lease, ints(range(8)))
     assert cache.tree.size == 24
-    cache.reserve(big := cache.match_and_lock(ints([99]), "c", limit=0), 60)
+    cache.reserve(big := cache.match_and_lock(ints([99]), Namespace("c"), limit=0), 60)
     cache.check()
     cache.release(big, ints([99] * 60), keep=0)
     cache.check()
@@ -106,19 +107,24 @@ class CacheMachine(RuleBasedStateMachine):
 
     leases = Bundle("leases")
 
-    @initialize(capacity=st.integers(1, 24), enabled=st.booleans())
-    def open(self, capacity, enabled):
-        self.cache = PrefixCache(capacity, enabled=enabled)
+    @initialize(capacity=st.integers(1, 24), enabled=st.booleans(), eviction=st.sampled_from(sorted(EVICTION_POLICIES)))
+    def open(self, capacity, enabled, eviction):
+        self.cache = PrefixCache(capacity, enabled=enabled, eviction=eviction)
+        self.cache.on_evict = self._about_to_go
         self.content: dict[int, tuple[int, ...]] = {}
         self.out = 0
 
-    @rule(target=leases, ids=IDS, salt=st.sampled_from(["", "x"]), wanted=st.integers(0, 14))
-    def match(self, ids, salt, wanted):
+    @rule(target=leases, ids=IDS, space=st.sampled_from([Namespace(), Namespace("x"), Namespace("", "x")]), wanted=st.integers(0, 14))
+    def match(self, ids, space, wanted):
         limit = min(wanted, len(ids) - 1)
-        lease = self.cache.match_and_lock(ints(ids), salt, limit=limit)
+        lease = self.cache.match_and_lock(ints(ids), space, limit=limit)
         assert len(lease.slots) <= limit
-        assert len(lease.slots) == min(self.cache.peek(ints(ids), salt), limit)
+        assert len(lease.slots) == min(self.cache.peek(ints(ids), space), limit)
         self._read(lease, ids)
+        if self.cache.enabled:
+            said = self.cache.explain(ints(ids), space)
+            assert said.cached == self.cache.peek(ints(ids), space) and (said.cached == len(ids)) == (not said.asked)
+            assert all(way[0] != said.asked[0] for way in said.instead)
         self.out += 1
         return lease, ids
 
@@ -167,14 +173,25 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.flush()
         assert self.cache.free == self.cache.capacity
 
+    def _about_to_go(self, node, last):
+        """The KV that goes is still what was written, and nobody holds it."""
+        assert node.refs == 0 and not node.children and 0 < last <= node.size
+        ids = [int(i) for n in node.path() for i in n.key]
+        for position in range(node.stop - last, node.stop):
+            assert self.content[int(node.slots[position - node.start])] == (hash(space_of(node)), *ids[: position + 1])
+
+    @rule(held=leases)
+    def hit(self, held):
+        self.cache.count_hit(held[0])
+
     def _write(self, lease, ids):
         for position, slot in enumerate(lease.slots.view.tolist()):
             if position >= lease.shared:
-                self.content[slot] = (hash(lease.salt), *ids[: position + 1])
+                self.content[slot] = (hash(lease.space), *ids[: position + 1])
 
     def _read(self, lease, ids):
         for position, slot in enumerate(lease.slots.view.tolist()):
-            assert self.content[slot] == (hash(lease.salt), *ids[: position + 1])
+            assert self.content[slot] == (hash(lease.space), *ids[: position + 1])
 
     @invariant()
     def whole(self):

@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeRunner, byte_tokenizer
 from hypothesis import given, settings
 
-from ramet.radix_cache import PrefixCache
+from ramet.radix_cache import Namespace, PrefixCache
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.engine import Engine
 from ramet.runtime.errors import RequestError, UnsupportedError
@@ -71,7 +71,7 @@ def test_their_share_is_limited_and_pinning_again_renews():
 def test_salts_flush_and_no_cache():
     made = engine()
     run(made, range(20), "a", salt="s")
-    assert made.pins.pin(tuple(range(20)), 60) == 0 and made.pins.pin(tuple(range(20)), 60, "s") == 20
+    assert made.pins.pin(tuple(range(20)), 60) == 0 and made.pins.pin(tuple(range(20)), 60, Namespace("s")) == 20
     assert made.flush_cache() and len(made.pins) == 0 and made.cache.free == 100
     with pytest.raises(UnsupportedError, match="disabled"):
         engine(disable_radix_cache=True).pins.pin((1, 2), 60)

@@ -104,15 +104,7 @@ class PrefixCache:
         node = self.tree.descend(lease.node, wanted)
         if node is lease.node:
             return 0
-        self.tree.lock(node, until=lease.node)
-        fresh: list[Ints] = []
-        step = node
-        while step is not lease.node:
-            fresh.append(step.slots)
-            assert step.parent is not None
-            step = step.parent
-        for slots in reversed(fresh):
-            lease.slots.extend(slots)
+        lease.slots.extend(self.tree.lock(node, until=lease.node))
         lease.node, lease.shared = node, len(lease.slots)
         return len(lease.slots) - start
 
@@ -139,13 +131,14 @@ class PrefixCache:
         self._stand(lease)
         if int(ids[lease.shared]) in lease.node.children:
             return None
-        node = self.tree.add_child(lease.node, ids[lease.shared : stop], lease.slots.view[lease.shared : stop])
-        self.tree.lock(node, until=lease.node)
-        lease.node, lease.shared = node, stop
-        return node
+        lease.node = self.tree.add_child(lease.node, ids[lease.shared : stop], lease.slots.view[lease.shared : stop])
+        lease.shared = stop
+        return lease.node
 
     def truncate(self, lease: Lease, length: int) -> None:
         """Gives up the positions from `length` on (ids taken back): private ones are freed, shared ones stay in the tree."""
+        if length == len(lease.slots):
+            return
         self.allocator.free(lease.slots.view[max(length, lease.shared) :].copy())
         if length < lease.shared:
             node = self.tree.ancestor(lease.node, length)
@@ -159,7 +152,8 @@ class PrefixCache:
         self.truncate(lease, keep)
         if self.enabled and keep > lease.shared:
             self._merge_tail(lease, ids[:keep])
-        self.allocator.free(lease.private.copy())
+        elif len(lease.slots) > lease.shared:
+            self.allocator.free(lease.private.copy())
         self.tree.unlock(lease.node)
         self._leases.remove(lease)
 
@@ -210,7 +204,7 @@ class PrefixCache:
                 self.on_evict(node, last)
 
         evicted = self.tree.evict(n, notice)
-        self.evicted_tokens += len(evicted)
+        self.evicted_tokens += n
         self.allocator.free(evicted)
 
     def _stand(self, lease: Lease) -> None:
@@ -219,14 +213,17 @@ class PrefixCache:
             lease.node = self.tree.root(lease.space)
 
     def _merge_tail(self, lease: Lease, ids: Ints) -> None:
-        """Hands the private positions below len(ids) to the tree; copies of what it has already are freed by the caller."""
+        """Hands the private positions, all of those of `ids`, to the tree; copies of what it has already are freed."""
         self._stand(lease)
         node = self.tree.descend(lease.node, ids[lease.shared :])
         known = node.stop
+        self.allocator.free(lease.private[: known - lease.shared].copy())
+        self.tree.lock(node, until=lease.node)
+        lease.node, lease.shared = node, known
         if known == len(ids):
             return
-        self.tree.add_child(node, ids[known:], lease.slots.view[known:])
-        lease.slots.truncate(known)
+        lease.node = self.tree.add_child(node, ids[known:], lease.slots.view[known:])
+        lease.shared = len(ids)
 
 
 def _same(a: Ints, b: Ints) -> bool:

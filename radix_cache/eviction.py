@@ -9,8 +9,6 @@ cost-aware   (recompute cost x uses) / size, on a clock that rises with every ev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,14 +17,12 @@ if TYPE_CHECKING:
 PROTECTED = 0.8  # slru: share of the tree's tokens up to which what was hit is spared
 QUADRATIC = 4096  # cost: context at which attention costs a token as much as the weights do
 
-Rank = tuple[float, int]  # the lowest goes first; the second number is the time of the last use
-
 
 class Lru:
-    """The base of all policies: one segment, ranked by last use. The lowest rank goes first."""
+    """The base of all policies: one segment, ranked by last use. The lowest rank goes first, among equals the one used least recently."""
 
-    def rank(self, node: RadixNode) -> Rank:
-        return 0.0, node.last_used
+    def rank(self, node: RadixNode) -> float:
+        return node.last_used
 
     def segment(self, node: RadixNode) -> int:
         return 0
@@ -35,13 +31,13 @@ class Lru:
         """The segment to take from. hit_share: of the tree's tokens, those in nodes that were hit."""
         return 0
 
-    def note_evicted(self, rank: Rank) -> None:
+    def note_evicted(self, rank: float) -> None:
         """A leaf of that rank goes."""
 
 
 class Lfu(Lru):
-    def rank(self, node: RadixNode) -> Rank:
-        return node.hits, node.last_used
+    def rank(self, node: RadixNode) -> float:
+        return node.hits
 
 
 class Slru(Lru):
@@ -56,12 +52,12 @@ class Cost(Lru):
     def __init__(self) -> None:
         self._clock = 0.0
 
-    def rank(self, node: RadixNode) -> Rank:
+    def rank(self, node: RadixNode) -> float:
         middle = (node.start + node.stop) / 2
-        return self._clock + (1 + node.hits) * (1 + middle / QUADRATIC), node.last_used  # cost over size: that of one of the leaf's tokens
+        return self._clock + (1 + node.hits) * (1 + middle / QUADRATIC)  # cost over size: that of one of the leaf's tokens
 
-    def note_evicted(self, rank: Rank) -> None:
-        self._clock = max(self._clock, rank[0])
+    def note_evicted(self, rank: float) -> None:
+        self._clock = max(self._clock, rank)
 
 
 POLICIES = {"lru": Lru, "lfu": Lfu, "slru": Slru, "cost-aware": Cost}
@@ -72,35 +68,41 @@ class Leaves:
 
     def __init__(self, policy: Lru) -> None:
         self.policy = policy
+        self.entries = 0  # those that will be skipped included
         self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])
-        self._tickets = count(1)
+        self._tickets = 0
+        self._last: _Entry | None = None
 
-    def __len__(self) -> int:
-        """Entries, those that will be skipped included."""
-        return sum(map(len, self._heaps))
+    def offer(self, node: RadixNode) -> None:
+        """`node` is evictable now, with the rank that it has now."""
+        self._tickets = node.ticket = self._tickets + 1
+        self.entries += 1
+        heapq.heappush(self._heaps[self.policy.segment(node)], (self.policy.rank(node), node.last_used, node.ticket, node))
 
-    def offer(self, node: RadixNode, rank: Rank | None = None) -> None:
-        """`node` is evictable now, with the rank that it has now or the one it is given back with."""
-        node.ticket = next(self._tickets)
-        heapq.heappush(self._heaps[self.policy.segment(node)], (rank or self.policy.rank(node), node.ticket, node))
-
-    def pop(self, hit_share: float) -> tuple[Rank, RadixNode] | None:
+    def pop(self, hit_share: float) -> RadixNode | None:
         """Takes the leaf that goes first; None when there is none."""
         first = self.policy.first_segment(hit_share)
         for heap in (self._heaps[first], self._heaps[1 - first]):
             while heap:
-                rank, ticket, node = heapq.heappop(heap)
+                self.entries -= 1
+                self._last = rank, _, ticket, node = heapq.heappop(heap)
                 if ticket == node.ticket and node.evictable:
                     self.policy.note_evicted(rank)
-                    return rank, node
+                    return node
         return None
 
-    def rebuild(self, nodes: Iterable[RadixNode]) -> None:
-        """Drops the entries that would be skipped. nodes: all of the tree."""
-        known = {node.ticket for node in nodes if node.evictable}
+    def give_back(self, node: RadixNode) -> None:
+        """The last one popped was taken in part: it stays the first of its segment."""
+        assert self._last is not None and self._last[-1] is node
+        self.entries += 1
+        heapq.heappush(self._heaps[self.policy.segment(node)], self._last)
+
+    def tidy(self) -> None:
+        """Drops the entries that would be skipped."""
         for heap in self._heaps:
-            heap[:] = [entry for entry in heap if entry[1] in known]
+            heap[:] = [entry for entry in heap if entry[2] == entry[3].ticket and entry[3].evictable]
             heapq.heapify(heap)
+        self.entries = sum(map(len, self._heaps))
 
 
-_Entry = tuple[Rank, int, "RadixNode"]
+_Entry = tuple[float, int, int, "RadixNode"]  # rank, last used, ticket

@@ -72,37 +72,32 @@ class Ghosts:
             top = top.parent
             above.append(top.run)
         assert isinstance(top, Root)
-        self._entries.append(_Ghost(top.space, above, run, owner, time.monotonic()))
+        self._entries.append((top.space, above, run, owner, time.monotonic()))
         self._tokens += last
         while self._tokens > MOST_TOKENS:
-            self._tokens -= len(self._entries.popleft().run) // WIDTH
+            self._tokens -= len(self._entries.popleft()[2]) // WIDTH
 
     def find(self, space: Namespace, data: bytes, depth: int) -> tuple[Eviction, ...]:
         """What of the ids in `data` hung on their first `depth`, and on that in turn."""
         found, now = [], time.monotonic()
         while depth * WIDTH < len(data) and (ghost := self._latest(space, data, depth * WIDTH)):
-            same = _same_ids(ghost.run, data[depth * WIDTH :])
-            found.append(Eviction(depth, depth + same, ghost.owner, now - ghost.when))
+            run, owner, when = ghost
+            same = _same_ids(run, data[depth * WIDTH :])
+            found.append(Eviction(depth, depth + same, owner, now - when))
             depth += same
-            if same * WIDTH < len(ghost.run):
+            if same * WIDTH < len(run):
                 break
         return tuple(found)
 
-    def _latest(self, space: Namespace, data: bytes, cut: int) -> _Ghost | None:
+    def _latest(self, space: Namespace, data: bytes, cut: int) -> tuple[bytes, str, float] | None:
         path, next_id = data[:cut], data[cut : cut + WIDTH]
-        for ghost in reversed(self._entries):
-            if ghost.run.startswith(next_id) and ghost.space == space and b"".join(reversed(ghost.above)) == path:
-                return ghost
+        for where, above, run, owner, when in reversed(self._entries):
+            if run.startswith(next_id) and where == space and b"".join(reversed(above)) == path:
+                return run, owner, when
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ghost:
-    space: Namespace
-    above: list[bytes]  # the runs that it hung on, from below
-    run: bytes
-    owner: str
-    when: float
+_Ghost = tuple[Namespace, list[bytes], bytes, str, float]  # where; the runs that it hung on, from below; its own run; for whom; when
 
 
 def explain(tree: RadixTree, ghosts: Ghosts, ids: Ints, space: Namespace) -> Explanation:

@@ -87,7 +87,7 @@ def space_of(node: RadixNode) -> Namespace:
 
 
 def as_bytes(ids: Ints) -> bytes:
-    return np.ascontiguousarray(ids, dtype=np.int32).tobytes()
+    return (ids if ids.dtype == np.int32 else ids.astype(np.int32)).tobytes()
 
 
 class RadixTree:
@@ -122,7 +122,7 @@ class RadixTree:
 
         The match may end inside that node, or at its end. Changes nothing."""
         data = as_bytes(ids)
-        view, at, n = memoryview(data).cast("i"), 0, len(ids)
+        view, at, n = memoryview(data).cast("i"), 0, len(ids)  # reads single ids faster than an array does
         while at < n:
             child = node.children.get(view[at])
             if child is None:
@@ -130,7 +130,7 @@ class RadixTree:
             node = child
             if not data.startswith(child.run, at * WIDTH):
                 return node, at + _common(child.run, data, at)
-            at += child.size
+            at += len(child.run) // WIDTH
         return node, at
 
     def descend(self, node: RadixNode, ids: Ints) -> RadixNode:
@@ -146,12 +146,14 @@ class RadixTree:
         return node if node.stop == depth else self._split(node, depth - node.start)
 
     def add_child(self, parent: RadixNode, key: Ints, slots: Ints) -> RadixNode:
-        """A new leaf; `parent` has no child that starts with key[0]. Arrays are copied."""
+        """A new leaf, locked once; `parent` has no child that starts with key[0], and is locked or a root. Arrays are copied."""
         node = RadixNode(as_bytes(key), as_bytes(slots), parent, next(self._clock))
-        parent.children[int(key[0])] = node
-        self.size += len(key)
+        node.refs = 1
+        parent.children[_first(node.run)] = node
+        n = len(key)
+        self.size += n
+        self.locked += n
         self.node_count += 1
-        self._offer(node)
         return node
 
     def note_hit(self, node: RadixNode) -> None:
@@ -162,27 +164,30 @@ class RadixTree:
             node.hits += 1
             node = node.parent
 
-    def lock(self, node: RadixNode, until: RadixNode | None = None) -> None:
-        """refs + 1 on the path from `node` up to, without, `until` (or the root); marks it as used now."""
-        now = next(self._clock)
-        while node is not until and node.parent is not None:
+    def lock(self, node: RadixNode, until: RadixNode | None = None) -> Ints:
+        """refs + 1 on the path from `node` up to, without, `until` (or the root); marks it as used now. The slots of that part."""
+        now, places = next(self._clock), []
+        while node is not until and (parent := node.parent) is not None:
             if node.refs == 0:
-                self.locked += node.size
+                self.locked += len(node.run) // WIDTH
             node.refs += 1
             node.last_used = now
-            node = node.parent
+            places.append(node.places)
+            node = parent
+        places.reverse()
+        return np.frombuffer(b"".join(places), dtype=np.int32)
 
     def unlock(self, node: RadixNode, until: RadixNode | None = None) -> None:
         """refs - 1 on the path from `node` up to, without, `until` (or the root); what nobody holds may be evicted from now on."""
         now = next(self._clock)
-        while node is not until and node.parent is not None:
+        while node is not until and (parent := node.parent) is not None:
             node.refs -= 1
             node.last_used = now
             if node.refs == 0:
-                self.locked -= node.size
+                self.locked -= len(node.run) // WIDTH
                 if not node.children:
                     self._offer(node)
-            node = node.parent
+            node = parent
 
     def evict(self, wanted: int, notice: Callable[[RadixNode, int], None] | None = None) -> Ints:
         """Slots of unlocked leaves in the policy's order, `wanted` of them or all there are.
@@ -190,11 +195,7 @@ class RadixTree:
         Only the end of the last leaf is taken where the whole is not needed. `notice` is told of every leaf and how many of its last
         tokens go, just before they do."""
         taken: list[bytes] = []
-        while wanted > 0:
-            found = self._leaves.pop(self.hit / self.size if self.size else 0.0)
-            if found is None:
-                break
-            rank, node = found
+        while wanted > 0 and (node := self._leaves.pop(self.hit / self.size if self.size else 0.0)) is not None:
             size = len(node.run) // WIDTH
             n = min(wanted, size)
             if notice is not None:
@@ -205,7 +206,7 @@ class RadixTree:
             self.hit -= n if node.hits else 0
             if n < size:  # a part is left: it stays first in the row
                 self._shorten(node, n)
-                self._leaves.offer(node, rank)
+                self._leaves.give_back(node)
             else:
                 self.node_count -= 1
                 self._detach(node)
@@ -276,18 +277,17 @@ class RadixTree:
         assert parent is not None
         del parent.children[_first(node.run)]
         node.parent = None
-        if isinstance(parent, Root):
-            if not parent.children and self.roots.get(parent.space) is parent:
-                del self.roots[parent.space]
-        else:
+        if parent.parent is not None:
             self._offer(parent)
+        elif not parent.children and isinstance(parent, Root) and self.roots.get(parent.space) is parent:
+            del self.roots[parent.space]
 
     def _offer(self, node: RadixNode) -> None:
-        if not node.evictable:
+        if node.refs or node.children:
             return
         self._leaves.offer(node)
-        if len(self._leaves) > 4 * self.node_count + 1024:  # mostly stale by now: every hit on a leaf leaves one behind
-            self._leaves.rebuild(self.nodes())
+        if self._leaves.entries > 4 * self.node_count + 1024:  # mostly stale by now: every hit on a leaf leaves one behind
+            self._leaves.tidy()
 
 
 def _first(run: bytes) -> int:

@@ -22,6 +22,7 @@ from .steps import Pending, begin_generation, begin_selection
 from .waiting import Signal
 
 if TYPE_CHECKING:
+    from .backends.base import Backend, Line
     from .compile import Preset
     from .run import Run
 
@@ -71,6 +72,7 @@ class Branch:
         """`forked_from`: a fork runs nothing until `start_from` gives it its prefix."""
         waiting = forked_from is not None
         self.run = run
+        self.line: Line | None = None  # what the backend keeps of this branch, if it keeps states
         self.number = run.number()
         self.parent = forked_from.number if forked_from is not None else None
         self.signal = Signal()  # something ended
@@ -216,6 +218,11 @@ class Branch:
             raise self.error.with_traceback(self._traceback)
 
     # ---- reading ----
+
+    @property
+    def asks(self) -> Backend | Line:
+        """Where its requests go."""
+        return self.line or self.run.backend
 
     @property
     def idle(self) -> bool:

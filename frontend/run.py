@@ -15,7 +15,7 @@ from typing import Any
 
 from ..runtime.errors import CancelledError, DeadlineError
 from . import ir
-from .backends.base import Backend
+from .backends.base import Backend, Keeping, Line
 from .branch import Branch
 from .chat_template import ChatFormat
 from .waiting import Signal
@@ -72,12 +72,20 @@ class Run:
         self._begun, self._branches = time.monotonic(), itertools.count()
         self._id, self._count = f"{_PROCESS}-{next(_runs)}", itertools.count()
         self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._lines: list[Line] = []  # that a backend keeps for the branches
         self.root = Branch(self)
+        if isinstance(backend, Keeping):
+            self.keep(self.root, backend.line())
         if timeout is not None:
             run = weakref.ref(self)  # a run that is over need not be kept until then
             backend.defer(lambda: _expire(run(), timeout), timeout)
 
     # ---- asked by branches ----
+
+    def keep(self, branch: Branch, line: Line) -> None:
+        """The branch's requests go by `line` from now on, which is closed when the run has ended."""
+        branch.line = line
+        self._lines.append(line)
 
     def next_rid(self) -> str:
         return f"{self._id}-{next(self._count)}"
@@ -145,6 +153,9 @@ class Run:
         finally:
             _inside.reset(token)
             self.ended = True
+            for line in self._lines:
+                line.close()
+            self._lines.clear()
             self.root._announce()
         self._raise_unseen()
         return value

@@ -107,6 +107,9 @@ class ProgramState:
             settle_most(parent)
             prefix = parent.prefix()
             now = time.monotonic()
+            if parent.line is not None:
+                for child in children:
+                    parent.run.keep(child, parent.line.fork(prefix.ids))
             for child in children:
                 parent.run.note("fork", child, None, now)
                 child.start_from(prefix)

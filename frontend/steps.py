@@ -60,7 +60,7 @@ def begin_generation(branch: Branch, node: ir.Gen, variable: Variable) -> Pendin
         (),
         node.priority,
         node.cache_salt,
-        run.remaining(node.timeout),
+        deadline=run.remaining(node.timeout),
     )
     answer, pending, begun = Answer(params.n), Pending(), time.monotonic()
 
@@ -98,7 +98,7 @@ def _submit(branch: Branch, node: ir.Gen, request: GenerateRequest, wants: ir.Lo
     run = branch.run
     if not run.spec_tokens or not run.backend.speculates or not speculate.fits(node, request.params, wants):
         branch.ahead = None
-        run.backend.submit(request, take)
+        branch.asks.submit(request, take)
         return
     answer = speculate.read_ahead(branch, request.params)
     if answer is not None:
@@ -276,7 +276,7 @@ def _score(branch: Branch, prompt: tuple[int, ...], options: Sequence[tuple[int,
 
     branch.rid = request.rid
     if options:
-        run.backend.score(request, take)
+        branch.asks.score(request, take)
     else:  # only empty options: nothing to compute
         take(Scores(request.rid))
 

@@ -25,13 +25,14 @@ class Served:
 
     def __init__(self, *options: str, factory: str = "fake_engine", environment: dict[str, str] | None = None) -> None:
         self.log = ""
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        more = dict(environment or {})
+        path = os.pathsep.join(filter(None, [str(HERE), more.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAMET_") or k == "RAMET_HOME"}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "serve_fake.py"), factory, "--port", "0", "--log-format", "json", *options],
             stderr=subprocess.PIPE,
             text=True,
-            env=inherited | {"PYTHONPATH": path} | (environment or {}),
+            env=inherited | {"PYTHONPATH": path} | more,
             cwd=tempfile.gettempdir(),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

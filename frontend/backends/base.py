@@ -71,6 +71,27 @@ class Pinning(Protocol):
         """Lets `ids` be evicted again. False if they were not pinned."""
 
 
+class Line(Protocol):
+    """One state of a program, to a backend that keeps states: `submit` and `score` as the backend's own, for this state alone.
+
+    `close` says that the state has ended. One that asks again all the same is answered."""
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None: ...
+    def score(self, request: ScoreRequest, sink: ScoreSink) -> None: ...
+    def fork(self, ids: Sequence[int]) -> Line:
+        """A state that goes on from this one's `ids`."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A backend that keeps states on its side, so that a request brings only what is new; asked for with `isinstance`."""
+
+    def line(self) -> Line:
+        """A state that begins."""
+
+
 class Worker:
     """One thread that runs small jobs in order, now or after a delay. It starts with the backend and ends with it."""
 

@@ -42,6 +42,14 @@ class Calls:
         if not self._closed:
             self._loop.call_soon_threadsafe(cancel)
 
+    def call(self, work: Callable[[], None]) -> None:
+        """Runs something short on the loop, soon; after `close` it is dropped. Takes no lock, so that finalizers may call it."""
+        if not self._closed:
+            try:
+                self._loop.call_soon_threadsafe(work)
+            except RuntimeError:  # closed meanwhile
+                pass
+
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Runs one coroutine on the loop and waits for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -71,9 +79,7 @@ class Calls:
             try:
                 await work()
             except asyncio.CancelledError:
-                error: Exception = (
-                    EngineClosedError("the backend was shut down") if self._closed else CancelledError("the request was aborted")
-                )
+                error: Exception = EngineClosedError("the backend was shut down") if self._closed else CancelledError("the request was aborted")
                 self.worker.post(lambda: failed(error))
             except Exception as exc:
                 caught = exc

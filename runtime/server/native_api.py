@@ -20,10 +20,14 @@ from .wire import IdLists, Ids, Strings, Wire
 
 
 class ScoreBody(Wire):
-    """The body of POST /score: the logprobs of several continuations of one prefix, in one pass."""
+    """The body of POST /score: the logprobs of several continuations of one prefix, in one pass.
+
+    With `session_id` the prefix is that session's state, up to `tokens` if given, and then `text` or `input_ids` if any."""
 
     text: str | None = None
     input_ids: Ids | None = None
+    session_id: str | None = None
+    tokens: int | None = Field(None, ge=0)
     options: Strings | IdLists
     rid: str | None = None
     cache_salt: str = ""
@@ -73,6 +77,20 @@ def routes(service: Service) -> APIRouter:
             return EventStream(stream_batch(service, batch), stall=service.config.stall_timeout)
         return await answer(request, run_batch(service, batch))
 
+    async def scored_prefix(body: ScoreBody) -> tuple[tuple[int, ...], str]:
+        """Ids and salt."""
+        if body.session_id is None:
+            if body.tokens is not None:
+                raise RequestError("tokens: a length of a session; give session_id too", field="tokens")
+            return await prompt_ids(service, body), body.cache_salt
+        session = service.sessions.get(body.session_id)
+        if body.cache_salt not in ("", session.cache_salt):
+            raise RequestError("cache_salt: the session has its own", field="cache_salt")
+        base = session.upto(body.tokens)
+        if body.text is None and body.input_ids is None:
+            return base, session.cache_salt
+        return base + await prompt_ids(service, body, add_special=not base), session.cache_salt
+
     @router.post("/score", openapi_extra=wire.schema(ScoreBody))
     async def score(request: Request) -> Response:
         body = await wire.read(request, ScoreBody)
@@ -80,10 +98,10 @@ def routes(service: Service) -> APIRouter:
             raise RequestError(f"options: 1 to {service.config.max_prompts} are needed", field="options")
 
         async def run() -> Any:
-            prefix = await prompt_ids(service, body)
+            prefix, salt = await scored_prefix(body)
             options = tuple([await service.encode(item, add_special=False, field="options") if isinstance(item, str) else tuple(item) for item in body.options])
             rid = checked_rid(body.rid) if body.rid is not None else new_id()
-            scores = await client.score(ScoreRequest(rid, prefix, options, body.cache_salt, body.priority, service.deadline(body.deadline)))
+            scores = await client.score(ScoreRequest(rid, prefix, options, salt, body.priority, service.deadline(body.deadline)))
             return {
                 "logprobs": [[finite(x) for x in row] for row in scores.logprobs],
                 "scores": [finite(sum(row)) for row in scores.logprobs],
@@ -170,7 +188,7 @@ def routes(service: Service) -> APIRouter:
                 **ids,
                 "served_model_name": service.model_name,
                 "load": client.stats,
-                "sessions": True,
+                "max_sessions": service.config.max_sessions,
                 "draining": service.draining,
             }
         )
@@ -180,6 +198,7 @@ def routes(service: Service) -> APIRouter:
         return Json(
             {
                 "open_requests": client.open_requests,
+                "open_sessions": len(service.sessions),
                 "cache_hit_rate": metrics.recent_hit_rate(),
                 "latencies": list(metrics.latencies),
                 **client.stats,

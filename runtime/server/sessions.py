@@ -41,6 +41,12 @@ class Session:
     used: float
     busy: bool = False
 
+    def upto(self, tokens: int | None) -> tuple[int, ...]:
+        """Its first `tokens` ids; None: all. Raises RequestError when it has fewer."""
+        if tokens is not None and tokens > len(self.ids):
+            raise RequestError(f"tokens={tokens}: the session has {len(self.ids)}", field="tokens")
+        return self.ids[:tokens]
+
 
 class Sessions:
     """All sessions of a server, by id. Expired ones are dropped whenever one is opened or looked for."""
@@ -115,7 +121,8 @@ class TurnBody(Wire):
 class SessionGenerateBody(TurnBody):
     """The body of POST /session/{id}/generate. `tokens` is a length to go back to first, `append` or `append_ids` go in front of the answer.
 
-    With `fork` the session stays as it is, and what comes of it is a new one, whose id the last event has."""
+    With `fork` the session stays as it is and free, and what comes of it is a new one, whose id the last event has; without `keep`, too,
+    nothing comes of it."""
 
     tokens: Annotated[int, Field(ge=0)] | None = None
     append: str | None = None
@@ -167,11 +174,6 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
     sessions = service.sessions = Sessions(service.config.max_sessions, service.config.session_ttl)
 
-    def cut(session: Session, tokens: int | None) -> tuple[int, ...]:
-        if tokens is not None and tokens > len(session.ids):
-            raise RequestError(f"tokens={tokens}: the session has {len(session.ids)}", field="tokens")
-        return session.ids[:tokens]
-
     def grown(base: tuple[int, ...], new: tuple[int, ...], field: str) -> tuple[int, ...]:
         ids = base + new
         if len(ids) > service.context_length:
@@ -189,6 +191,8 @@ def routes(service: Service) -> APIRouter:
         ids = () if body.text is None and body.input_ids is None else await prompt_ids(service, body)
         ids = grown((), ids, source_of(body))
         if body.generate is not None:
+            if not body.generate.keep:
+                raise RequestError("generate.keep=false: a new session begins with its first answer", field="generate.keep")
             sessions.require_room(1)
             place = Turn(sessions, Session(ids, body.cache_salt, sessions.ttl_of(body.ttl), 0.0), None)
             return await turn(request, place, ids, body.generate, "generate.")
@@ -218,11 +222,11 @@ def routes(service: Service) -> APIRouter:
     async def generate(name: str, request: Request) -> Response:
         body = await wire.read(request, SessionGenerateBody)
         session = sessions.get(name) if body.fork else sessions.idle(name)
-        if body.fork:
+        if body.fork and body.keep:
             sessions.require_room(1)
         if body.append is not None and body.append_ids is not None:
             raise RequestError("give append or append_ids, one of the two", field="append_ids")
-        base, place = cut(session, body.tokens), Turn(sessions, session, None if body.fork else name)
+        base, place = session.upto(body.tokens), Turn(sessions, session, None if body.fork else name)
         if body.append:
             new = await service.encode(body.append, add_special=not base, field="append")
         else:
@@ -234,8 +238,6 @@ def routes(service: Service) -> APIRouter:
         parameters = sampling(body.sampling_params or {}, where + "sampling_params.", service.config.max_n)
         if body.keep and parameters.n > 1:
             raise RequestError("n>1: a session keeps one output; fork first, or set keep=false", field=where + "sampling_params.n")
-        if place.name is None and not body.keep:
-            raise RequestError("keep=false: a new session begins with what is kept", field=where + "keep")
         prompt = GenerateRequest(
             checked_rid(body.rid) if body.rid is not None else new_id(),
             ids,
@@ -269,7 +271,7 @@ def routes(service: Service) -> APIRouter:
     async def rewind(name: str, request: Request) -> Response:
         body = await wire.read(request, RewindBody)
         session = sessions.idle(name)
-        session.ids = cut(session, body.tokens)
+        session.ids = session.upto(body.tokens)
         return Json(state(name, session))
 
     @router.delete("/session/{name}")

@@ -225,7 +225,7 @@ def test_pin(http):
 def test_info(http):
     assert http.get("/model_info").json()["model_path"] == http.get("/get_model_info").json()["model_path"] == "fake"
     info = http.get("/server_info").json()
-    assert info["context_length"] == 2048 and info["sessions"] is True and info["load"]["pool"]["slots"] == 4096
+    assert info["context_length"] == 2048 and info["max_sessions"] == 50 and info["load"]["pool"]["slots"] == 4096
     assert http.get("/health").json() == {"status": "ok"} and http.get("/health_generate").status_code == 200
     generate(http, "in the tree")
     tree = http.get("/tree", params={"depth": 3, "min_tokens": 2}).json()

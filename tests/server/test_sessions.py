@@ -92,6 +92,29 @@ def test_one_request_goes_back_appends_forks_and_generates(http):
     http.post("/session/close", json={"session_ids": [name, fork["session_id"]]})
 
 
+def test_an_answer_that_leaves_no_trace(http):
+    name = opened(http, text="slow:0.05;say:abc")
+    body = {"fork": True, "keep": False, "sampling_params": {"n": 2}}
+    got = http.post(f"/session/{name}/generate", json=body).json()
+    assert [each["text"] for each in got] == ["abc", "abc"] and got[0]["session_id"] is None
+    assert http.get(f"/session/{name}").json()["text"] == "slow:0.05;say:abc"
+    refused = http.post("/session", json={"text": "a", "generate": {"keep": False}}).json()
+    assert refused["error"]["param"] == "generate.keep"
+    http.delete(f"/session/{name}")
+
+
+def test_options_are_scored_under_a_session(http):
+    name = opened(http, text="abc")
+    whole = http.post("/score", json={"text": "abc", "options": ["x", "yz"]}).json()
+    under = http.post("/score", json={"session_id": name, "options": ["x", "yz"]}).json()
+    assert under["logprobs"] == whole["logprobs"] and under["meta_info"]["prompt_tokens"] == whole["meta_info"]["prompt_tokens"] == 4
+    assert http.post("/score", json={"session_id": name, "tokens": 2, "text": "bc!", "options": ["x"]}).json()["meta_info"]["prompt_tokens"] == 5
+    assert http.post("/score", json={"session_id": name, "tokens": 9, "options": ["x"]}).json()["error"]["param"] == "tokens"
+    assert http.post("/score", json={"tokens": 9, "text": "a", "options": ["x"]}).json()["error"]["param"] == "tokens"
+    assert http.post("/score", json={"session_id": "none", "options": ["x"]}).status_code == 404
+    http.delete(f"/session/{name}")
+
+
 def test_what_a_trimmed_stop_keeps_of_the_ids(http):
     got = http.post("/session", json={"text": "say:one END", "generate": {"sampling_params": {"stop": "END"}}}).json()
     assert got["text"] == "one " and got["kept"] == 4 < len(got["output_ids"])
@@ -112,7 +135,6 @@ def test_an_answer_that_nobody_waited_for_opens_nothing(serve):
         ({"tokens": 99}, "tokens"),
         ({"append": "a", "append_ids": [1]}, "append_ids"),
         ({"append_ids": [9999]}, "append_ids"),
-        ({"fork": True, "keep": False}, "keep"),
         ({"sampling_params": {"n": 2}}, "sampling_params.n"),
         ({"logprob_start_len": "x"}, "logprob_start_len"),
     ],

@@ -15,7 +15,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "reference", "cpu", "triton"),
     "eviction_policy": ("lru", "lfu", "slru", "cost-aware"),
-    "schedule_policy": ("lpm", "fcfs"),
+    "schedule_policy": ("lpm", "fcfs", "dfs", "priority", "shortest"),
 }
 
 
@@ -39,10 +39,12 @@ class EngineConfig:
     max_total_tokens: int | None = None  # KV slots of the pool; default: from free memory
     max_running_requests: int = 256
     max_queued_requests: int = 100_000
-    chunked_prefill_size: int = 512  # token budget of one step, decode rows included
+    chunked_prefill_size: int | None = None  # tokens of one step, decode rows included; None: 512, fewer beside streams: docs/scheduler.md
 
     # how it is scheduled and cached
-    schedule_policy: str = "lpm"
+    schedule_policy: str = "lpm"  # who is admitted next: docs/scheduler.md
+    schedule_conservativeness: float = 1.0  # more: fewer requests at a time, and fewer that must give way when answers are long
+    tpot_target: float | None = None  # milliseconds between the tokens of a stream, kept by smaller steps and fewer streams
     disable_radix_cache: bool = False
     eviction_policy: str = "lru"  # which cached prefixes give way first: docs/cache.md
     jump_forward: bool = True
@@ -59,6 +61,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        if not 0 <= self.schedule_conservativeness < float("inf"):
+            raise ConfigError(f"schedule_conservativeness={self.schedule_conservativeness!r}: a number of at least 0 is needed")
+        if self.tpot_target is not None and not 0 < self.tpot_target < float("inf"):
+            raise ConfigError(f"tpot_target={self.tpot_target!r}: a number of milliseconds above 0 is needed")
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code=True: Ramet never runs code from a model's folder; use a supported architecture")
 

@@ -5,6 +5,7 @@ forward pass fails the requests in it and forgets what they had entered in the t
 """
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,11 +18,14 @@ from torch import Tensor
 from ..radix_cache import PrefixCache
 from .batch import ForwardBatch, logprob_positions
 from .config import EngineConfig
+from .cost_model import CostModel
 from .door import Door
 from .errors import CancelledError, DeadlineError, EngineError, QueueFullError, RametError, RequestError
+from .goodput import Goodput
 from .jump import WINDOW, JumpForward
 from .model_runner import Runner
 from .output import append_jump, append_token, close, final_chunk, next_chunk
+from .pacing import Pace
 from .pins import Pins
 from .protocol import Chunk, FinishReason, GenerateRequest, TokenLogprob
 from .request import Plan, PlanItem, Request
@@ -31,22 +35,32 @@ from .scheduler import Scheduler
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
+LARGEST_STEP = 512  # tokens, when nobody says how many
+
 
 class Engine:
     """One model, one pool, one queue. Not thread-safe, but for `prepare`, which any thread may call."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig) -> None:
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig, cost: CostModel | None = None) -> None:
         self.runner, self.tokenizer, self.config = runner, tokenizer, config
         self.cache = PrefixCache(runner.slots, enabled=not config.disable_radix_cache, eviction=config.eviction_policy)
+        self.cost = cost or CostModel()
         self.scheduler = Scheduler(
-            self.cache, token_budget=config.chunked_prefill_size, max_running=config.max_running_requests, policy=config.schedule_policy
+            self.cache,
+            token_budget=config.chunked_prefill_size or LARGEST_STEP,
+            max_running=config.max_running_requests,
+            policy=config.schedule_policy,
+            pace=Pace(self.cost, auto=config.chunked_prefill_size is None, tpot_target=config.tpot_target and config.tpot_target / 1000),
+            conservativeness=config.schedule_conservativeness,
         )
         self.door = Door(runner, tokenizer, config)
         self.jumps = JumpForward(tokenizer)
         self.pins = Pins(self.cache)
         self.steps = 0  # forward passes
         self.computed_tokens = 0  # rows of all passes
+        self.goodput = Goodput()
         self._live: dict[str, list[Request]] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []  # heap; some have ended
         self._done: list[Chunk] = []  # chunks of requests that ended outside a step
 
     @classmethod
@@ -79,6 +93,8 @@ class Engine:
         self._live[rid] = list(requests)
         for one in requests:
             self.scheduler.add(one)
+            if one.deadline is not None:
+                heapq.heappush(self._deadlines, (one.deadline, one.turn, one))
 
     def check_room(self, n: int) -> None:
         """Raises QueueFullError unless n more requests may wait."""
@@ -110,7 +126,8 @@ class Engine:
 
     def step(self) -> list[Chunk]:
         """One forward pass, and what came of it. An empty list does not mean that nothing is left: see `busy`."""
-        self._expire()
+        begin = time.monotonic()
+        self._expire(begin)
         plan = self.scheduler.plan()
         while not plan and self.scheduler.waiting and not self.scheduler.running and self.pins.give_way():
             plan = self.scheduler.plan()
@@ -126,7 +143,9 @@ class Engine:
         self.steps += 1
         self.computed_tokens += plan.n_tokens
         tokens = self._draw(plan, batch, logits)
+        work = plan.work
         chunks += self._commit(plan, tokens)
+        self.cost.observe(work, time.monotonic() - begin)
         return chunks + self._take_done()
 
     def generate(self, request: GenerateRequest) -> Iterator[Chunk]:
@@ -239,7 +258,9 @@ class Engine:
         if request.finish is not None and request.next_logprob >= len(request.ids):
             self.scheduler.settle(request)
             self._forget(request)
-            return final_chunk(request, text)
+            chunk = final_chunk(request, text)
+            self.goodput.note(request, chunk.timings)
+            return chunk
         return next_chunk(request, text, held=WINDOW if self._jumps(request) else 0)
 
     def _after_grammar(self, request: Request) -> str:
@@ -266,6 +287,8 @@ class Engine:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _end(self, request: Request, error: Exception) -> None:
+        if not isinstance(error, CancelledError):
+            self.goodput.note(request, None)
         self._forget(request)
         self._done.append(Chunk(request.source.rid, request.index, error=error))
 
@@ -279,13 +302,16 @@ class Engine:
         done, self._done = self._done, []
         return done
 
-    def _expire(self) -> None:
+    def _expire(self, now: float) -> None:
         """Ends what ran out of time."""
         self.pins.expire()
-        timed = [r for r in (*self.scheduler.waiting, *self.scheduler.running) if r.deadline is not None]
-        now = time.monotonic() if timed else 0.0
-        for rid in {r.source.rid for r in timed if r.deadline is not None and now > r.deadline}:
-            self.abort(rid, DeadlineError(f"request {rid!r} ran past its deadline"))
+        while self._deadlines and self._deadlines[0][0] < now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request in self._live.get(request.source.rid, ()):
+                self.abort(request.source.rid, DeadlineError(f"request {request.source.rid!r} ran past its deadline"))
+        if len(self._deadlines) > 64 + 4 * len(self._live):
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live.get(entry[2].source.rid, ())]
+            heapq.heapify(self._deadlines)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A pass that raised: its requests end with the error, and nothing it should have written is believed."""

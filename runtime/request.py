@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..radix_cache import IntBuffer, Lease, Namespace
+from .cost_model import Work
 from .protocol import FinishReason, GenerateRequest, SamplingParams, Timings, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Request:
     lease: Lease | None = None
     computed: int = 0
     last_step: int = -1
+    turn: int = 0  # place in the order of arrival
     overtaken_until: int = 0  # number of admissions from which on nobody goes before it
     cached_tokens: int = 0  # of the prompt, at first admission
     retractions: int = 0
@@ -113,6 +115,17 @@ class Request:
         """On the monotonic clock."""
         return None if self.source.deadline is None else self.arrival + self.source.deadline
 
+    @property
+    def due(self) -> float | None:
+        """When it should have begun to answer, or where no target says so be done; on the monotonic clock."""
+        target = self.source.ttft_target
+        return self.deadline if target is None else self.arrival + target / 1000
+
+    @property
+    def tpot_target(self) -> float | None:
+        """Seconds."""
+        return None if self.source.tpot_target is None else self.source.tpot_target / 1000
+
     def usage(self) -> Usage:
         return Usage(self.prompt_len, self.cached_tokens, self.output_len, self.forced_tokens, self.retractions)
 
@@ -158,3 +171,11 @@ class Plan:
     @property
     def n_tokens(self) -> int:
         return sum(item.n_tokens for item in self.items)
+
+    @property
+    def work(self) -> Work:
+        """What the pass has to do, as the cost model counts it."""
+        work = Work()
+        for item in self.items:
+            work.add(item.start, item.n_tokens, draws=item.samples)
+        return work

@@ -25,6 +25,9 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "saved_tokens": cache.saved_tokens,
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,
+        "preemptions": scheduler.preemptions,
+        "goodput": {"with_targets": engine.goodput.asked, "met": engine.goodput.met, "share": engine.goodput.share},
+        "step_cost": {"steps": engine.cost.observed, "margin": engine.cost.margin, "seconds": asdict(engine.cost.coefficients)},
         "grammars": engine.door.grammar_counts(),
         "requests": [
             {

@@ -43,6 +43,9 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
             raise RequestError(f"{name}={value!r}: text is needed", field=name)
     if request.deadline is not None:
         _number("deadline", request.deadline, low=0.0)
+    for name in ("ttft_target", "tpot_target"):
+        if (target := getattr(request, name)) is not None:
+            _number(name, target, low=0.0, open_low=True)
 
 
 def check_prompt(ids: Iterable[int], limits: Limits, max_new_tokens: int) -> None:

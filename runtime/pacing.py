@@ -1,0 +1,65 @@
+"""How long a step may take, and so how much of a long prompt fits beside the streams that run."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .cost_model import CostModel, Work
+from .request import Request
+
+STRETCH = 1.8  # without a target: a step with chunks takes so many times the step of the streams alone,
+CALM = 0.05  # or this many seconds, if that is more: streams faster than anyone reads need no such care
+SMALLEST = 16  # tokens of a chunk: smaller ones cost more than they bring
+PATIENCE = 24  # steps without any chunk, after which the smallest is computed whatever the streams' targets
+
+
+class Pace:
+    """Sizes the chunks of one step after another.
+
+    auto: keep streams without a target from stalling too. tpot_target: seconds, of requests that bring none."""
+
+    def __init__(self, cost: CostModel, *, auto: bool = True, tpot_target: float | None = None) -> None:
+        self.cost = cost
+        self._auto = auto
+        self._target = tpot_target
+        self._limit: float | None = None
+        self._hungry = 0  # steps in a row whose chunks found no room
+
+    def begin(self, streams: Iterable[Request]) -> Work:
+        """Starts a step: `streams` are the requests that need one row each. Returns the step's work, these included."""
+        work, target, any_stream = Work(), self._target, False
+        for request in streams:
+            any_stream = True
+            work.add(request.computed, 1, draws=True)
+            own = request.tpot_target
+            if own is not None and (target is None or own < target):
+                target = own
+        self._limit = None
+        if any_stream and target is not None:
+            self._limit = target
+        elif any_stream and self._auto and self.cost.known:
+            self._limit = max(CALM, STRETCH * self.cost.predict(work))
+        return work
+
+    def chunk(self, work: Work, start: int, wanted: int) -> int:
+        """How many of `wanted` tokens from position `start` on fit in beside `work`; 0 where it is not worth beginning."""
+        if self._limit is None:
+            return wanted
+        n = min(wanted, self.cost.fitting(self._limit, work, start))
+        if n >= min(wanted, SMALLEST):
+            self._hungry = 0
+            return n
+        self._hungry += 1
+        if self._hungry <= PATIENCE or work.tokens > work.drawn:
+            return 0
+        self._hungry = 0
+        return min(wanted, SMALLEST)
+
+    def bears(self, running: Iterable[Request], one_more: Request) -> bool:
+        """False if a step of these streams alone would miss a target once `one_more` is among them."""
+        work, target = Work(), one_more.tpot_target or self._target
+        for request in (*running, one_more):
+            work.add(len(request.ids), 1, draws=True)
+            own = request.tpot_target
+            if own is not None and (target is None or own < target):
+                target = own
+        return target is None or work.drawn == 1 or self.cost.predict(work) * self.cost.margin <= target

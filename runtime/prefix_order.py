@@ -1,13 +1,12 @@
 """Orders that depend on how much of each waiting request is cached, exact without looking at each again and again.
 
-Requests whose cached parts are the same ids form a group. What one group has cached changes in two ways only:
+Requests that wait are kept in a radix tree of their own ids. Its nodes know whether the cache holds them, so a request has as
+many ids cached as its deepest such node is deep, and what enters the cache is noted for thousands of requests by walking one path.
 
-    less   something was evicted. A group is looked up when its turn comes; if the tree has less by then, the whole group moves
-           to the shorter prefix: its members agree on those ids.
-    more   a path entered the tree. Whoever agrees with it beyond what it had so far was in the group of a prefix of that path,
-           and waited for the path's next id: `grown` looks for such groups at each new depth of the path, by hashes.
+        root ─ prefix ─┬─ · · ·  branches that nobody computed: their requests are candidates of `prefix`
+         (cached)      └─ more   cached too: its requests are its own candidates, deeper, and go first
 
-So what a group is thought to have cached is never less than the truth, and the best is found by a heap that corrects its top.
+What is evicted is found when its turn comes: a node is never thought to hold less than it does, and before a candidate goes it is looked up.
 """
 from __future__ import annotations
 
@@ -15,28 +14,26 @@ import heapq
 from collections.abc import Callable, Iterable
 from itertools import count
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..radix_cache import Namespace
 from ..radix_cache.slots import Ints
 from .request import Request
 
 Peek = Callable[[Request], int]  # how many of a request's ids are cached now
-Key = tuple[int, int]
+Key = tuple[int, int]  # smaller goes first
 
 
-class _Group:
-    """Waiting requests that have the same `match` ids cached. `by_next`: the members by the id that they would need next."""
+class _Node:
+    """A run of ids of waiting requests. Its candidates are the requests that end here or below, but not in or below a cached child."""
 
-    __slots__ = ("space", "digest", "match", "by_next", "size", "heap", "offered")
+    __slots__ = ("run", "depth", "parent", "children", "cached", "ends", "heap", "top")
 
-    def __init__(self, space: Namespace, digest: int, match: int) -> None:
-        self.space, self.digest, self.match = space, digest, match
-        self.by_next: dict[int, set[Request]] = {}
-        self.size = 0
-        self.heap: list[tuple[Key, int, Request]] = []  # (order inside, tie, member), and some that left
-        self.offered: Key | None = None  # its entry in the heap of groups
+    def __init__(self, run: Ints, parent: _Node | None, *, cached: bool) -> None:
+        self.run, self.parent, self.cached = run, parent, cached
+        self.depth: int = (parent.depth if parent else 0) + len(run)
+        self.children: dict[int, _Node] = {}
+        self.ends = 0  # requests that end here
+        self.heap: list[tuple[Key, int, _Node | Request]] = []  # candidates that end here, and the first of each child; some outdated
+        self.top: tuple[Key, Request] | None = None  # the first candidate
 
 
 class LongestPrefix:
@@ -44,48 +41,65 @@ class LongestPrefix:
 
     def __init__(self, peek: Peek) -> None:
         self._peek = peek
-        self._group_of: dict[Request, _Group] = {}
-        self._groups: dict[Namespace, dict[int, _Group]] = {}  # by digest
-        self._heap: list[tuple[Key, int, _Group]] = []
+        self._roots: dict[Namespace, _Node] = {}
+        self._end: dict[Request, _Node] = {}
+        self._heap: list[tuple[Key, int, _Node]] = []  # cached nodes by their first candidates; some entries outdated
         self._tie = count()
-        self._digests = _Digests()
 
-    # what another order of this kind has in its place: keys are smaller for who goes first
+    # what another order of this kind has in its place
 
     def _inside(self, request: Request) -> Key:
-        """Order inside a group."""
+        """Order of requests that have equally much cached."""
         return request.turn, 0
 
     def _between(self, first: Request, match: int) -> Key:
-        """Order of groups, by the first of each."""
+        """Order of nodes, by the first of each."""
         return -match, first.turn
 
     def add(self, request: Request) -> None:
-        self._place(request, self._peek(request))
+        ids, limit = request.ids.view, request.match_limit
+        root = self._roots.setdefault(request.namespace, _Node(ids[:0], None, cached=True))
+        node = self._descend(root, ids[:limit])
+        if node.depth < limit:
+            child = node.children[int(ids[node.depth])] = _Node(ids[node.depth : limit], node, cached=False)
+            node = child
+        node.ends += 1
+        self._end[request] = node
+        heapq.heappush(node.heap, (self._inside(request), next(self._tie), request))
+        self._update(node)
+        self._mark(root, ids[: self._peek(request)])
 
     def remove(self, request: Request, *, admitted: bool) -> None:
-        self._leave(self._group_of.pop(request), request)
+        node = self._end.pop(request)
+        node.ends -= 1
+        self._update(node)
+        while not node.ends and not node.children:
+            parent = node.parent
+            if parent is None:
+                del self._roots[request.namespace]
+                break
+            del parent.children[int(node.run[0])]
+            node.parent = None
+            node = parent
+        if len(self._heap) > 64 + 8 * len(self._end):
+            self._heap = [entry for entry in self._heap if self._valid(entry[0], entry[2])]
+            heapq.heapify(self._heap)
 
     def best(self) -> Request | None:
         while self._heap:
-            key, _, group = self._heap[0]
-            first = self._first(group) if key == group.offered else None
-            if first is None:  # an entry that was replaced, or nobody left
+            key, _, node = self._heap[0]
+            if not self._valid(key, node):
                 heapq.heappop(self._heap)
                 continue
-            now = self._between(first, group.match)
-            if now != key:
-                group.offered = now
-                heapq.heapreplace(self._heap, (now, next(self._tie), group))
-                continue
-            true = self._peek(first)
-            if true == group.match:
-                return first
-            if true < group.match:
-                self._shrink(group, true)
+            assert node.top is not None
+            request = node.top[1]
+            true = self._peek(request)
+            if true == node.depth:
+                return request
+            if true < node.depth:
+                self._unmark(node, true)
             else:  # brought in by other means than a request
-                self.remove(first, admitted=False)
-                self._place(first, true)
+                self._mark(self._roots[request.namespace], request.ids.view[:true])
         return None
 
     def best_of(self, some: Iterable[Request]) -> Request:
@@ -93,86 +107,104 @@ class LongestPrefix:
 
     def grown(self, space: Namespace, ids: Ints, start: int) -> None:
         """The cache holds `ids` now; the first `start` of them it held before."""
-        groups = self._groups.get(space)
-        if not groups or start >= len(ids):
-            return
-        digests = self._digests.of(ids)
-        for digest in groups.keys() & digests[start:-1].tolist():
-            group = groups[digest]
-            if group.match < len(ids) and (woken := group.by_next.pop(int(ids[group.match]), None)):
-                group.size -= len(woken)
-                self._deepen(woken, group, ids, digests)
-                self._drop_if_empty(group)
+        if (root := self._roots.get(space)) is not None:
+            self._mark(root, ids)
 
-    def _deepen(self, woken: Iterable[Request], group: _Group, ids: Ints, digests: NDArray[np.uint64]) -> None:
-        """Places requests that agree with `ids` on more than their group's prefix."""
-        begin, guess = group.match, group.match
-        for request in sorted(woken, key=lambda r: r.turn):
-            own = request.ids.view
-            limit = min(len(ids), request.match_limit)
-            # most often as many as the one before: two comparisons of whole runs instead of a search
-            if not (guess <= limit and (guess == limit or own[guess] != ids[guess]) and np.array_equal(own[begin:guess], ids[begin:guess])):
-                differs = own[begin:limit] != ids[begin:limit]
-                guess = begin + int(differs.argmax()) if differs.any() else limit
-            self._enter(request, self._group(group.space, int(digests[guess]), guess))
+    # ---- what is cached ---------------------------------------------------------------------------------------------
 
-    def _shrink(self, group: _Group, match: int) -> None:
-        members = [request for some in group.by_next.values() for request in some]
-        group.by_next, group.size, group.offered = {}, 0, None
-        self._drop_if_empty(group)
-        shorter = self._group(group.space, self._digests.at(members[0].ids.view, match), match)
-        for request in members:
-            self._enter(request, shorter)
+    def _mark(self, root: _Node, ids: Ints) -> None:
+        """Notes that the cache holds `ids`, as far as anybody waits for them."""
+        node = self._descend(root, ids)
+        fresh: list[_Node] = []
+        while not node.cached and node.parent is not None:
+            fresh.append(node)
+            node = node.parent
+        for node in reversed(fresh):
+            node.cached = True
+            assert node.parent is not None
+            self._update(node.parent)  # whose candidates these are no more
+            self._offer(node)
 
-    def _place(self, request: Request, match: int) -> None:
-        self._enter(request, self._group(request.namespace, self._digests.at(request.ids.view, match), match))
+    def _unmark(self, node: _Node, depth: int) -> None:
+        """Notes that the cache holds the path to `node` only as far as `depth`, and so nothing below."""
+        while node.parent is not None and node.parent.depth > depth:
+            node = node.parent
+        if node.depth - len(node.run) < depth:
+            self._split(node, depth - node.depth + len(node.run))
+        below = [node]
+        for gone in below:
+            gone.cached = False
+            below.extend(child for child in gone.children.values() if child.cached)
+        for gone in reversed(below):
+            self._update(gone)
+            if gone.top is not None and gone.parent is not None:
+                heapq.heappush(gone.parent.heap, (gone.top[0], next(self._tie), gone))
+                self._update(gone.parent)
 
-    def _group(self, space: Namespace, digest: int, match: int) -> _Group:
-        groups = self._groups.setdefault(space, {})
-        group = groups.get(digest)
-        if group is None:
-            group = groups[digest] = _Group(space, digest, match)
-        return group
+    # ---- the tree ---------------------------------------------------------------------------------------------------
 
-    def _enter(self, request: Request, group: _Group) -> None:
-        self._group_of[request] = group
-        group.by_next.setdefault(request.ids[group.match], set()).add(request)
-        group.size += 1
-        heapq.heappush(group.heap, (self._inside(request), next(self._tie), request))
-        if group.heap[0][2] is request:
-            key = self._between(request, group.match)
-            if group.offered is None or key < group.offered:
-                group.offered = key
-                heapq.heappush(self._heap, (key, next(self._tie), group))
+    def _descend(self, node: _Node, ids: Ints) -> _Node:
+        """The deepest node whose path spells a prefix of `ids`, split to fit exactly."""
+        while node.depth < len(ids):
+            child = node.children.get(int(ids[node.depth]))
+            if child is None:
+                break
+            same = _common(child.run, ids[node.depth :])
+            if same < len(child.run):
+                return self._split(child, same)
+            node = child
+        return node
 
-    def _leave(self, group: _Group, request: Request) -> None:
-        key = request.ids[group.match]
-        group.by_next[key].remove(request)
-        if not group.by_next[key]:
-            del group.by_next[key]
-        group.size -= 1
-        self._drop_if_empty(group)
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cuts a node after `at` ids; the new upper part comes back."""
+        parent = node.parent
+        assert parent is not None
+        upper = _Node(node.run[:at], parent, cached=node.cached)
+        parent.children[int(node.run[0])] = upper
+        node.run, node.parent = node.run[at:], upper
+        upper.children[int(node.run[0])] = node
+        if not node.cached and node.top is not None:
+            upper.heap = [(node.top[0], next(self._tie), node)]
+            upper.top = node.top
+            heapq.heappush(parent.heap, (node.top[0], next(self._tie), upper))
+        return upper
 
-    def _drop_if_empty(self, group: _Group) -> None:
-        if group.size:
-            if len(group.heap) > 2 * group.size + 64:
-                group.heap = [entry for entry in group.heap if self._group_of.get(entry[2]) is group]
-                heapq.heapify(group.heap)
-            return
-        group.offered = None
-        groups = self._groups[group.space]
-        if groups.get(group.digest) is group:
-            del groups[group.digest]
-            if not groups:
-                del self._groups[group.space]
+    def _update(self, node: _Node) -> None:
+        """Finds a node's first candidate anew, and tells whoever counts on it, upwards."""
+        while True:
+            heap = node.heap
+            while heap and not self._counts(node, heap[0][0], heap[0][2]):
+                heapq.heappop(heap)
+            if len(heap) > 64 + 4 * (len(node.children) + node.ends):
+                node.heap = heap = [entry for entry in heap if self._counts(node, entry[0], entry[2])]
+                heapq.heapify(heap)
+            best = heap[0][2] if heap else None
+            top = None if best is None else (heap[0][0], best.top[1] if isinstance(best, _Node) and best.top else best)
+            if top == node.top:
+                return
+            node.top = top  # type: ignore[assignment]
+            if node.cached:
+                self._offer(node)
+                return
+            if node.parent is None:
+                return
+            if top is not None:
+                heapq.heappush(node.parent.heap, (top[0], next(self._tie), node))
+            node = node.parent
 
-    def _first(self, group: _Group) -> Request | None:
-        while group.heap:
-            request = group.heap[0][2]
-            if self._group_of.get(request) is group:
-                return request
-            heapq.heappop(group.heap)
-        return None
+    def _counts(self, node: _Node, key: Key, entry: _Node | Request) -> bool:
+        """True if an entry of the node's heap is not outdated."""
+        if isinstance(entry, Request):
+            return self._end.get(entry) is node
+        return entry.parent is node and not entry.cached and entry.top is not None and entry.top[0] == key
+
+    def _offer(self, node: _Node) -> None:
+        if node.top is not None:
+            heapq.heappush(self._heap, (self._between(node.top[1], node.depth), next(self._tie), node))
+
+    def _valid(self, key: Key, node: _Node) -> bool:
+        """True if an entry of the heap of cached nodes is not outdated."""
+        return node.cached and node.top is not None and key == self._between(node.top[1], node.depth)
 
 
 class Shortest(LongestPrefix):
@@ -185,28 +217,9 @@ class Shortest(LongestPrefix):
         return len(first.ids) - match, first.turn
 
 
-class _Digests:
-    """Hashes of all prefixes of a run of ids at once: sums of ids times random numbers, one for each position.
-
-    The numbers are drawn anew for each queue, so that nobody can aim at a collision; one would cost order, never an answer."""
-
-    def __init__(self) -> None:
-        self._random = np.random.default_rng()
-        self._factors = np.empty(0, dtype=np.uint64)
-
-    def of(self, ids: Ints) -> NDArray[np.uint64]:
-        """(len(ids) + 1,): element n is the digest of ids[:n]."""
-        sums = np.zeros(len(ids) + 1, dtype=np.uint64)
-        np.cumsum(self._terms(ids), out=sums[1:])
-        return sums
-
-    def at(self, ids: Ints, length: int) -> int:
-        """The digest of ids[:length]."""
-        return int(self._terms(ids[:length]).sum(dtype=np.uint64)) if length else 0
-
-    def _terms(self, ids: Ints) -> NDArray[np.uint64]:
-        if len(self._factors) < len(ids):
-            more = self._random.integers(1, 2**64 - 1, max(1024, 2 * len(ids)), dtype=np.uint64)
-            more[: len(self._factors)] = self._factors
-            self._factors = more
-        return (ids.astype(np.uint64) + np.uint64(1)) * self._factors[: len(ids)]
+def _common(a: Ints, b: Ints) -> int:
+    """Length of the common prefix."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n

@@ -4,6 +4,7 @@ A term is a set of strings of Unicode code points (surrogates excluded). Terms a
 constant time, and are normalised when made, so that equal things are mostly equal terms:
 
     lit("ab")  chars([(48, 57)])  ANY_CHAR  EMPTY  NOTHING       one string, one character, no character, no string
+    words(["ab", "c"])                                           any one of some strings, however many
     seq(a, b)  alt(a, b)  rep(a, 2, 5)  ref("rule")              concatenation, choice, bounded repeat, use of a rule
     pick([(a, True), (b, False)], separator)                     members in any order, each at most once
     both(a, b)  complement(a)  minus(a, b)  json_string(a)       of regular terms only: those with no ref and no pick inside
@@ -23,9 +24,9 @@ MAX_REPEAT = 2**30  # counters are 32-bit in the automaton
 
 
 class Term:
-    """A node. `op` names the kind and `args` holds what that kind needs (below). Made by the functions of this module only.
+    """A node, never changed once it is made. `op` names the kind and `args` holds what that kind needs (below). Made by the functions of this module only.
 
-    lit: (str,)   chars: ((lo, hi), ...)   seq, alt, both: terms   rep: (term, lo, hi or None)   ref: (name,)
+    lit: (str,)   words: (str, ...)   chars: ((lo, hi), ...)   seq, alt, both: terms   rep: (term, lo, hi or None)   ref: (name,)
     not: (term,)   json: (term,)   empty, nothing: ()
     pick: (number of required items, lo, hi or None, items..., extra, separator)"""
 
@@ -36,19 +37,14 @@ class Term:
     _hash: int | None
 
     def __init__(self, op: str, args: tuple[Any, ...], regular: bool = True) -> None:
-        _set_op(self, op)
-        _set_args(self, args)
-        _set_regular(self, regular)
-        _set_hash(self, None)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Term is immutable")
+        self.op, self.args, self.regular = op, args, regular
+        self._hash = None
 
     def __hash__(self) -> int:
         known = self._hash
         if known is None:  # worked out when first asked for; its parts keep theirs
             known = hash((self.op, self.args))
-            _set_hash(self, known)
+            self._hash = known
         return known
 
     def __eq__(self, other: object) -> bool:
@@ -59,9 +55,6 @@ class Term:
     def __repr__(self) -> str:
         return f"{self.op}({', '.join(map(repr, self.args))})"
 
-
-# The slots' own setters: a schema makes hundreds of terms, and this halves what one costs.
-_set_op, _set_args, _set_regular, _set_hash = (getattr(Term, name).__set__ for name in Term.__slots__)
 
 EMPTY = Term("empty", ())
 """The empty string alone."""
@@ -92,6 +85,18 @@ def lit(text: str | bytes) -> Term:
     except UnicodeError as error:
         raise GrammarError(f"a literal must be text that UTF-8 can write: {error}") from error
     return Term("lit", (text,)) if text else EMPTY
+
+
+def words(texts: Iterable[str]) -> Term:
+    """Any one of `texts`: what alt(*map(lit, texts)) is, but one term for all of them. Raises GrammarError for lone surrogates."""
+    listed = dict.fromkeys(texts)
+    if len(listed) < 2:
+        return lit(next(iter(listed))) if listed else NOTHING
+    if "" in listed:
+        del listed[""]
+        return alt(EMPTY, words(listed))
+    lit("".join(listed))  # for what it refuses
+    return Term("words", tuple(listed))
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> Term:

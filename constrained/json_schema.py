@@ -7,7 +7,6 @@ declared order and then additional ones (or in any order, where whether they are
 """
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
@@ -37,8 +36,6 @@ def compile_schema(schema: Schema, *, whitespace: str = "json", lenient: bool = 
 def translate(schema: Schema, *, whitespace: str = "json", lenient: bool = False) -> tuple[GrammarSource, Document]:
     """The same, and the document with the schemas that were met on the way."""
     text, parsed = _read(schema)
-    collecting = gc.isenabled()
-    gc.disable()  # tens of thousands of objects that live for milliseconds, without cycles: looking for some has cost 100 ms on a large heap
     try:
         document = Document(parsed, lenient=lenient, embedded_ids=text.count('"$id"') > (isinstance(parsed, dict) and "$id" in parsed))
         solver = Solver(document, annotates='"unevaluated' in text)
@@ -47,9 +44,6 @@ def translate(schema: Schema, *, whitespace: str = "json", lenient: bool = False
         emitter.finish()
     except RecursionError:
         raise LimitError("the schema is nested too deep") from None
-    finally:
-        if collecting:
-            gc.enable()
     if start.op == "ref":
         start = emitter.rules[start.args[0]]
     if start == NOTHING:
@@ -70,7 +64,11 @@ def _read(schema: Schema) -> tuple[str, Any]:
         raise LimitError("the schema is nested too deep") from None
     except (ValueError, TypeError) as error:
         raise GrammarError(f"the schema is not JSON: {error}") from error
-    if "\\ud" in text.lower() or not text.isascii():
+    try:
+        text.encode()
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
         _refuse_surrogates(parsed)
     if len(text) > MAX_TEXT:
         raise LimitError(f"the schema has {len(text):,} characters; the limit is {MAX_TEXT:,}")

@@ -5,17 +5,17 @@ namespace ramet {
 
 namespace {
 
-enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, kRepCode, kRefCode, kBothCode, kNotCode, kJsonCode, kPickCode };
+enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, kRepCode, kRefCode, kBothCode, kNotCode, kJsonCode, kPickCode, kWordsCode };
 
 constexpr i32 kLongestSequence = 10000;  // parts; runs of plain characters are one
 
-struct Term { i32 code; const i32* args; i32 n; bool regular; };
+struct Term { i32 code; const i32* args; i32 n; bool regular; const i32* text = nullptr; i32 length = 0; };
 
 // Whether a shortest string of a literal or a class is made of bytes that are tokens. What is made of them is then, too.
 bool writable(const Term& t, const Store& store) {
     auto lead = [&](u32 c) { return store.single.has(c < 0x80 ? c : c < 0x800 ? 0xC0 | c >> 6 : c < 0x10000 ? 0xE0 | c >> 12 : 0xF0 | c >> 18); };
     auto good = [&](u32 c) { return lead(c) && (c < 0x80 || store.continuations); };
-    if (t.code == kLitCode) return std::all_of(t.args, t.args + t.n, [&](i32 c) { return good(u32(c)); });
+    if (t.text) return std::all_of(t.text, t.text + t.length, [&](i32 c) { return good(u32(c)); });
     if (t.code != kCharsCode) return true;
     u32 limit = t.args[0] < 0x80 ? 0x7F : t.args[0] < 0x800 ? 0x7FF : t.args[0] < 0x10000 ? 0xFFFF : kLastCodePoint;
     for (i32 k = 0; k < t.n; k += 2) {
@@ -29,7 +29,7 @@ bool writable(const Term& t, const Store& store) {
 }  // namespace
 
 // code: number of terms, number of rules, start rule, the term of each rule, then records [code, + 256 if regular][count][args...], then
-// the text of the literals, which stands there in place of their args.
+// the text of literals (which have no args) and words (whose args are their lengths).
 void Grammar::decode(const i32* code, size_t size, bool whole) {
     const i32 *end = code + size, n_terms = code[0], n_rules = code[1], start = code[2];
     const i32 *roots = code + 3, *at = roots + n_rules;
@@ -40,13 +40,23 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
         terms.push_back({at[0] & 255, at + 2, at[1], at[0] >= 256});
         at += literal ? 2 : 2 + at[1];
     }
-    for (auto& t : terms)
-        if (t.code == kLitCode) t.args = at, at += t.n;
+    for (auto& t : terms) {
+        if (t.code != kLitCode && t.code != kWordsCode) continue;
+        t.text = at, t.length = t.code == kLitCode ? t.n : std::accumulate(t.args, t.args + t.n, i32(0));
+        at += t.length;
+    }
     if (i32(terms.size()) != n_terms || at != end) throw Invalid("a damaged grammar code");
     Terms& store = store_->terms;
     std::vector<i32> regular(terms.size(), -1), built(terms.size(), -1);
 
-    auto as_text = [&](i32 i) { return Text(terms[i].args, terms[i].args + terms[i].n); };
+    auto as_text = [&](i32 i) { return Text(terms[i].text, terms[i].text + terms[i].length); };
+    auto list = [&](i32 i, std::vector<Text>& out) {  // adds what a literal or words list; whether it is one of them
+        const Term& t = terms[i];
+        const i32* at = t.text;
+        if (t.code == kLitCode) out.push_back(as_text(i));
+        else if (t.code == kWordsCode) for (i32 k = 0; k < t.n; at += t.args[k++]) out.emplace_back(at, at + t.args[k]);
+        return t.text != nullptr;
+    };
     auto as_ranges = [&](i32 i) {
         Ranges out;
         for (i32 k = 0; k < terms[i].n; k += 2) out.push_back({u32(terms[i].args[k]), u32(terms[i].args[k + 1])});
@@ -56,11 +66,13 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
         if (regular[i] >= 0) return regular[i];
         const Term& t = terms[i];
         std::vector<i32> kids;
+        std::vector<Text> texts;
         i32 n = Terms::kNothing;
         switch (t.code) {
         case kEmptyCode: n = Terms::kEmpty; break;
         case kNothingCode: break;
         case kLitCode: n = store.lit(as_text(i)); break;
+        case kWordsCode: n = list(i, texts), n = store.set(std::move(texts)); break;
         case kCharsCode: n = store.chars(as_ranges(i)); break;
         case kSeqCode:
             if (t.n > kLongestSequence) throw Limit("a sequence of more than " + std::to_string(kLongestSequence) + " parts in one regular term");
@@ -68,10 +80,8 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
             for (i32 k = t.n - 1; k >= 0; k--) n = store.seq(term_of(t.args[k]), n);
             break;
         case kAltCode: {
-            std::vector<Text> texts;
             for (i32 k = 0; k < t.n; k++) {
-                if (terms[t.args[k]].code == kLitCode) texts.push_back(as_text(t.args[k]));
-                else kids.push_back(term_of(t.args[k]));
+                if (!list(t.args[k], texts)) kids.push_back(term_of(t.args[k]));
             }
             if (!texts.empty()) kids.push_back(store.set(std::move(texts)));
             n = store.alt(std::move(kids));
@@ -119,8 +129,7 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
         case kAltCode:
             r.op = G::Alt;
             for (i32 k = 0; k < t.n; k++) {
-                if (terms[t.args[k]].code == kLitCode) texts.push_back(as_text(t.args[k]));
-                else r.kids.push_back(rule_of(t.args[k]));
+                if (!list(t.args[k], texts)) r.kids.push_back(rule_of(t.args[k]));
             }
             if (!texts.empty()) r.kids.push_back(term_rule(store.set(std::move(texts))));
             break;

@@ -18,13 +18,13 @@ import numpy as np
 from ramet.runtime import native
 
 from .errors import GrammarError, LimitError
-from .grammar import GrammarSource, Term
+from .grammar import GrammarSource
 from .vocabulary import Vocabulary
 
 DEAD, _LIMIT = -1, -2
 UNKNOWN = 1 << 30  # a need that no sequence of tokens meets
 MAX_FORCED = 1 << 14  # bytes of one jump
-_OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11}
+_OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11, "words": 12}
 _LIT = 256 + _OPS["lit"]
 _UTF_32 = f"utf-32-{sys.byteorder[0]}e"
 _HERE = Path(__file__).parent
@@ -148,7 +148,8 @@ class NativeAutomaton:
 def encode(source: GrammarSource) -> array[int]:
     """The flat code that load.cpp reads: counts, the start rule, the term of each rule, a record a term, the text of the literals.
 
-    A record is [op, + 256 if regular][count][args...]; a literal's args stand in the text, in the order of the records."""
+    A record is [op, + 256 if regular][count][args...]. The args of a literal stand in the text, in the order of the records; those of
+    words are their lengths, and they stand there too."""
     rules = {name: n for n, name in enumerate(source.rules)}
     if source.start not in rules:
         raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
@@ -173,6 +174,10 @@ def encode(source: GrammarSource) -> array[int]:
             continue
         if op == "chars":
             records += chain.from_iterable(args)
+            continue
+        if op == "words":
+            texts += args
+            records += map(len, args)
             continue
         if op == "pick":
             records += [-1 if n is None else n for n in args[:3]]

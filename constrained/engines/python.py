@@ -292,6 +292,8 @@ def _plain(term: Term) -> Term:
     op, args = term.op, term.args
     if op == "json":
         return _spelled(_plain(args[0]))
+    if op == "words":
+        return alt(*map(lit, args))
     if op in ("seq", "alt", "both"):
         return {"seq": seq, "alt": alt, "both": both}[op](*map(_plain, args))
     if op == "rep":

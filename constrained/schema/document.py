@@ -35,7 +35,7 @@ class Document:
     def __init__(self, root: Any, *, lenient: bool = False, embedded_ids: bool = False) -> None:
         """`embedded_ids`: whether a schema below the root may have an $id, so that `#/...` in it starts there."""
         self.root = root
-        self._embedded_ids = embedded_ids
+        self.embedded_ids = embedded_ids
         self.lenient = lenient
         self.warnings: list[str] = []
         self._reference_alone = isinstance(root, dict) and OLD_DRAFT.search(str(root.get("$schema"))) is not None
@@ -95,7 +95,7 @@ class Document:
             if keyword in CHECKS or keyword == "const":
                 if type(value) is list and keyword in ("type", "enum", "required"):
                     value = tuple([(type(item), item) for item in value])
-                elif type(value) in (dict, list) or keyword in REFERENCES and self._embedded_ids:
+                elif type(value) in (dict, list) or keyword in REFERENCES and self.embedded_ids:
                     return None
                 parts.append((keyword, type(value), value))
         try:
@@ -148,20 +148,20 @@ class Document:
         return literal
 
     def _resolve(self, owner: int, reference: str) -> Literal:
-        key = (owner, reference) if self._embedded_ids or not reference.startswith("#") else reference
+        key = (owner, reference) if self.embedded_ids or not reference.startswith("#") else reference
         known = self._targets.get(key)
         if known is None:
             known = self._targets[key] = self.literal(*self._find(reference, owner))
         return known
 
     def _find(self, reference: str, owner: int) -> tuple[Any, str]:
-        place = self.place(owner)
-        if "$ref" not in self.schemas[owner] and (self._embedded_ids or reference[1:] in self._index().ambiguous):
+        if "$ref" not in self.schemas[owner] and (self.embedded_ids or reference[1:] in self._index().ambiguous):
+            place = self.place(owner)
             keyword = "$dynamicRef" if "$dynamicRef" in self.schemas[owner] else "$recursiveRef"
             raise GrammarError(f"{keyword!r} at {place or '#'} has more than one possible target: use '$ref'", place=f"{place}/{keyword}")
         if reference == "#" or reference.startswith("#/"):
-            if not self._embedded_ids:
-                return self._follow(self.root, "", reference, place)
+            if not self.embedded_ids:
+                return self._follow(self.root, "", reference, owner)
             base = self._base(owner)
         else:
             base, fragment = urldefrag(joined(self._base(owner), reference))
@@ -171,28 +171,30 @@ class Document:
                 reference = "#" + fragment
         found = self._index().names.get(base)
         if found is None:
+            place = self.place(owner)
             why = "leads nowhere" if not base or "#" in base else "is remote, and nothing is ever fetched: put that schema under $defs"
             raise GrammarError(f"'$ref' at {place or '#'} {why} ({(base + reference).removesuffix('#')!r})", place=f"{place}/$ref")
         try:
-            return self._follow(*found, reference, place)
+            return self._follow(*found, reference, owner)
         except GrammarError:
             if not base:
                 raise
-            return self._follow(self.root, "", reference, place)  # an $id that was meant as a label
+            return self._follow(self.root, "", reference, owner)  # an $id that was meant as a label
 
     def _base(self, number: int) -> str:
         return self._index().bases.get(id(self._sources.get(number, self.schemas[number])), "")
 
-    def _follow(self, schema: Any, at: str, pointer: str, owner: str) -> tuple[Any, str]:
-        """What a fragment (`#` or `#/a/b`) means inside `schema`, which lies at `at`; `owner` is where the $ref stands."""
-        for part in (unquote(pointer) if "%" in pointer else pointer).split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
+    def _follow(self, schema: Any, at: str, pointer: str, owner: int) -> tuple[Any, str]:
+        """What a fragment (`#` or `#/a/b`) means inside `schema`, which lies at `at`; `owner` is whose $ref it is."""
+        parts = (unquote(pointer) if "%" in pointer else pointer).split("/")[1:]
+        for escaped in parts:
+            part = escaped.replace("~1", "/").replace("~0", "~") if "~" in escaped else escaped
             try:
                 schema = schema[int(part)] if isinstance(schema, list) else schema[part]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise GrammarError(f"'$ref' at {owner or '#'} leads nowhere: {pointer!r} has no {part!r}", place=f"{owner}/$ref") from None
-            at = f"{at}/{escape(part)}"
-        return schema, at
+                place = self.place(owner)
+                raise GrammarError(f"'$ref' at {place or '#'} leads nowhere: {pointer!r} has no {part!r}", place=f"{place}/$ref") from None
+        return schema, "/".join((at, *parts))
 
     def _index(self) -> Index:
         if self._names is None:

@@ -8,7 +8,7 @@ from json.encoder import encode_basestring
 from typing import Any, cast
 
 from ..errors import GrammarError, LimitError
-from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, ref, rep, seq
+from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, ref, rep, seq, words
 from . import numbers
 from .document import FALSE, Document, Literal
 from .facts import (
@@ -58,13 +58,20 @@ class Emitter:
         self._made: dict[object, Term] = {}
         self._properties: dict[tuple[str, Node, int], Term] = {}
         self._others: dict[frozenset[str], Term] = {}
-        self._place = ""
+        self._pairs: dict[tuple[str, int], tuple[Term, Term]] = {}
+        self._refs: dict[tuple[str, int], Term] = {}
+        self._writing: Node = ANY
+
+    @property
+    def _place(self) -> str:
+        """Where the schema lies whose rule is being written."""
+        return self.document.place(min(self._writing) >> 1) if self._writing else ""
 
     def finish(self) -> None:
         """Writes the rules of all nodes referred to so far, and of those that these refer to."""
         while self._todo:
             name, node, depth = self._todo.pop()
-            self._place = self.document.place(min(node) >> 1) if node else ""
+            self._writing = node
             try:
                 term = self._plain(node, depth)
                 if term is None:
@@ -167,10 +174,19 @@ class Emitter:
 
     def _child(self, number: int, schema: Any, depth: int, *path: str) -> Term:
         """The term of a schema inside schema `number`."""
-        if type(schema) is dict and (simple := self._simple(schema)):
-            return simple
+        reference = None
+        if type(schema) is dict:
+            if simple := self._simple(schema):
+                return simple
+            reference = schema.get("$ref")
+            if type(reference) is str and len(schema) == 1 and not self.document.embedded_ids:
+                if known := self._refs.get((reference, depth)):
+                    return known
         literal = self.solver.child(number, schema, *path)
-        return self.value(frozenset((literal,)) if literal else ANY, depth)
+        term = self.value(frozenset((literal,)) if literal else ANY, depth)
+        if reference is not None and len(schema) == 1:
+            self._refs[reference, depth] = term
+        return term
 
     # ---- scalars ----------------------------------------------------------------------------------------------------------------
 
@@ -308,14 +324,24 @@ class Emitter:
 
     def _member(self, name: str, value: Term) -> Term:
         """A declared name and its value."""
-        between, text = self.style.key, encode_basestring(name)
-        return framed(text + between.args[0], value) if between.op == "lit" else seq(lit(text), between, value)
+        return self._valued(encode_basestring(name), value)
+
+    def _valued(self, text: str, value: Term) -> Term:
+        """A name, or the end of one, and its value; made once, as large schemas repeat most of theirs."""
+        key = (text, id(value))
+        known = self._pairs.get(key)
+        if known is None:
+            between = self.style.key
+            term = framed(text + between.args[0], value) if between.op == "lit" else seq(lit(text), between, value)
+            known = self._pairs[key] = term, value  # which keeps the value alive, and so its id its own
+        return known[0]
 
     def _named(self, names: Term, value: Term) -> Term:
         """Any of the names, as a JSON string, and a value."""
-        between = self.style.key
-        ending = framed('"' + between.args[0], value) if between.op == "lit" else seq(QUOTE, between, value)
-        return seq(QUOTE, json_string(names), ending)
+        ending = self._valued('"', value)
+        if names.op == "nothing" or ending.op != "seq":
+            return seq(QUOTE, json_string(names), ending)
+        return Term("seq", (QUOTE, json_string(names), *ending.args), ending.regular)  # as seq() makes it, without a look for more literals
 
     def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:
         """A property with a name that no place is kept for; of a name in all of `names`, with a value that satisfies `value` too."""
@@ -357,9 +383,7 @@ class Emitter:
     def _undeclared(self, declared: frozenset[str]) -> Term:
         """All names but these."""
         if declared not in self._others:
-            listed = Term("alt", tuple([lit(name) for name in sorted(declared)])) if len(declared) > 1 else alt(*map(lit, declared))
-            # as complement(alt(...)) makes it, but without a look for equal terms
-            self._others[declared] = Term("not", (listed,)) if declared else ANY_STRING
+            self._others[declared] = complement(words(sorted(declared)))
         return self._others[declared]
 
     def _names_term(self, node: Node) -> Term:
@@ -370,7 +394,7 @@ class Emitter:
         terms = [self.solver.pattern(p, 0) for p in names.patterns]
         terms += [complement(self.solver.pattern(p, 0)) for p in names.not_patterns]
         if names.without:
-            terms.append(complement(alt(*map(lit, names.without))))
+            terms.append(complement(words(sorted(names.without))))
         if names.literals:
             terms.append(self._names_term(names.literals))
         return both(*terms)
@@ -404,18 +428,18 @@ def _any_value(style_name: str) -> Term:
 def string_language(facts: StringFacts) -> Term:
     """The strings that satisfy `facts`, as plain text."""
     if facts.values is not None:
-        return alt(*[lit(text) for text in facts.values if string_admits(facts, text)])
+        return words([text for text in facts.values if string_admits(facts, text)])
     terms = [*facts.matching, *[complement(term) for term in facts.not_matching]]
     if facts.lo or facts.hi is not None:
         terms.append(rep(ANY_CHAR, facts.lo, facts.hi))
     if facts.excluded:
-        terms.append(complement(alt(*map(lit, sorted(facts.excluded)))))
+        terms.append(complement(words(sorted(facts.excluded))))
     return both(*terms)
 
 
 def string_term(facts: StringFacts) -> Term:
     """The same as JSON writes it, in quotes; listed values in their usual spelling alone."""
     if facts.values is not None:
-        return alt(*[lit(encode_basestring(text)) for text in facts.values if string_admits(facts, text)])
+        return words([encode_basestring(text) for text in facts.values if string_admits(facts, text)])
     language = string_language(facts)
     return NOTHING if language.op == "nothing" else seq(QUOTE, json_string(language), QUOTE)

@@ -31,7 +31,7 @@ def exact(value: int | float) -> Fraction:
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 
-@dataclass(slots=True)
+@dataclass
 class Facts:
     """The base: a range of sizes (characters, items, properties) and whether something was learnt since `changed` was cleared."""
 
@@ -42,10 +42,9 @@ class Facts:
     kind = 0
 
     def fork(self) -> Facts:
-        """A copy that may grow on its own, with nothing learnt yet. (copy.copy takes four times as long.)"""
+        """A copy that may grow on its own, with nothing learnt yet. (copy.copy takes several times as long.)"""
         new = object.__new__(type(self))
-        for name in self.__match_args__:
-            setattr(new, name, getattr(self, name))
+        new.__dict__.update(self.__dict__)
         new.changed = False
         return new
 
@@ -62,12 +61,12 @@ class Facts:
         return self.hi is not None and self.lo > self.hi
 
 
-@dataclass(slots=True)
+@dataclass
 class NullFacts(Facts):
     kind = NULL
 
 
-@dataclass(slots=True)
+@dataclass
 class ValuedFacts(Facts):
     """Facts that may be a list of values: in their order, by a key that is equal exactly when the values are."""
 
@@ -88,7 +87,7 @@ class ValuedFacts(Facts):
         return self.values is not None and self.excluded.issuperset(self.values) or self.hi is not None and self.lo > self.hi
 
 
-@dataclass(slots=True)
+@dataclass
 class BooleanFacts(ValuedFacts):
     kind = BOOLEAN
 
@@ -97,7 +96,7 @@ class BooleanFacts(ValuedFacts):
         return self.excluded.issuperset((True, False) if self.values is None else self.values)
 
 
-@dataclass(slots=True)
+@dataclass
 class NumberFacts(ValuedFacts):
     kind = NUMBER
 
@@ -152,7 +151,7 @@ class NumberFacts(ValuedFacts):
         return self.least > self.most or not self.admits(self.least)
 
 
-@dataclass(slots=True)
+@dataclass
 class StringFacts(ValuedFacts):
     kind = STRING
 
@@ -180,7 +179,7 @@ class Witness:
     start: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class ArrayFacts(Facts):
     kind = ARRAY
 
@@ -211,7 +210,7 @@ class Names:
     literals: Node = frozenset()
 
 
-@dataclass(slots=True)
+@dataclass
 class ObjectFacts(Facts):
     kind = OBJECT
 
@@ -259,7 +258,11 @@ class ObjectFacts(Facts):
     def impossible(self) -> bool:
         if self.hi is not None and max(self.lo, len(self.required)) > self.hi:
             return True
-        return any(1 in self.properties.get(name, ()) for name in self.required)
+        properties = self.properties
+        for name in self.required:  # noqa: SIM110 - a generator costs several times this loop, and every assumption asks
+            if name in properties and 1 in properties[name]:
+                return True
+        return False
 
 
 FACTS: dict[int, type[Facts]] = {

@@ -65,6 +65,8 @@ def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
 
 def _listed_names(term: Term) -> list[str] | None:
     """The names that a pattern such as ^(a|b)$ lists."""
+    if term.op == "words":
+        return list(term.args)
     options = term.args if term.op == "alt" else (term,)
     return [option.args[0] for option in options] if all(option.op == "lit" for option in options) else None
 

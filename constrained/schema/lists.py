@@ -25,7 +25,7 @@ def repeated(item: Term, separator: Term, lo: int, hi: int | None, started: bool
     return seq(item, rep(more, max(lo - 1, 0), None if hi is None else hi - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Member:
     """One that may occur once, and must if `required`."""
 

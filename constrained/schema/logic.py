@@ -15,7 +15,7 @@ from ..errors import GrammarError, LimitError
 from ..grammar import Term
 from ..regex import from_regex
 from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe
-from .facts import ANY_KIND, ARRAY, FACTS, KINDS, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
+from .facts import ANY_KIND, ARRAY, FACTS, KINDS, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .keywords import DENY, ENFORCE
 from .match import matches
 from .state import UNDECLARED, Alternative, Choice, State, type_bits
@@ -44,6 +44,7 @@ class Solver:
         self.properties: dict[int, list[tuple[str, Literal]]] = {}
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
+        self._tagged: dict[Literal, dict[str, frozenset[str]]] = {}
         self._open: set[Node] = set()
         self._empty: dict[Node, bool] = {}
 
@@ -357,13 +358,45 @@ class Solver:
 
     def disjoint(self, a: Literal, b: Literal) -> bool:
         """Whether it is plain that no value satisfies both. Where it is not, they may still exclude each other."""
-        if not self.kinds_of(a) & self.kinds_of(b):
+        kinds = self.kinds_of(a) & self.kinds_of(b)
+        if not kinds or kinds == OBJECT and self._tagged_apart(a, b):
             return True
         first, second = self.document.schemas[a >> 1], self.document.schemas[b >> 1]
         names = first.get("properties", {}).keys()
         if (self.keywords(first) | self.keywords(second)) <= _OPEN and names.isdisjoint(second.get("properties", ())):
             return False  # they speak of different properties
         return self.empty(frozenset((a, b)))
+
+    def _tagged_apart(self, a: Literal, b: Literal) -> bool:
+        """Whether a property that both require lists other strings in one than in the other: how most unions of objects are told apart."""
+        others = self._tags(b)
+        return any(name in others and values.isdisjoint(others[name]) for name, values in self._tags(a).items())
+
+    def _tags(self, literal: Literal) -> dict[str, frozenset[str]]:
+        """The strings that a required property may be, by name, as far as that is plain to see."""
+        known = self._tagged.get(literal)
+        if known is None:
+            known = self._tagged[literal] = {}
+            if not literal & 1:
+                known |= self._find_tags(literal >> 1)
+        return known
+
+    def _find_tags(self, number: int) -> dict[str, frozenset[str]]:
+        schema = self.document.schemas[number]
+        found: dict[str, frozenset[str]] = {}
+        inner = [self.child(number, part, "allOf", i) for i, part in enumerate(schema.get("allOf", ()))]
+        if "$ref" in schema:
+            inner.append(self.document.target(number, schema["$ref"]))
+        for part in inner:
+            found |= self._tags(part)
+        properties = schema.get("properties", {})
+        for name in schema.get("required", ()):
+            value = properties.get(name)
+            if type(value) is dict and ("const" in value or "enum" in value):
+                values = [value["const"]] if "const" in value else value["enum"]
+                if type(values) is list and all(type(item) is str for item in values):
+                    found[name] = frozenset(values)
+        return found
 
     def value_literal(self, number: int, value: Any) -> Literal:
         """The literal of "equals this array or object"."""

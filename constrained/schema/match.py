@@ -35,6 +35,9 @@ class _Walk:
     def _lit(self, args: tuple[str], start: int) -> frozenset[int]:
         return frozenset((start + len(args[0]),) if self.text.startswith(args[0], start) else ())
 
+    def _words(self, args: tuple[str, ...], start: int) -> frozenset[int]:
+        return frozenset([start + len(word) for word in args if self.text.startswith(word, start)])
+
     def _chars(self, args: tuple[tuple[int, int], ...], start: int) -> frozenset[int]:
         if start < len(self.text):
             code = ord(self.text[start])

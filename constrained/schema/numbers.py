@@ -14,7 +14,7 @@ from math import lcm
 from typing import Any
 
 from ..errors import LimitError
-from ..grammar import EMPTY, NOTHING, Term, alt, chars, lit, ref, rep, seq
+from ..grammar import EMPTY, NOTHING, Term, alt, chars, lit, ref, rep, seq, words
 from .facts import NumberFacts
 
 DIGIT = chars([(48, 57)])
@@ -38,7 +38,7 @@ Table = list[tuple[bool, dict[int, list[str]]]]
 def term(facts: NumberFacts, rules: Callable[[object, Callable[[str], dict[str, Term]]], Term]) -> Term:
     """The numerals whose value satisfies `facts`. `rules(key, make)` keeps the rules of what needs them, and refers to the first."""
     if facts.values is not None:
-        return alt(*[lit(text) for key, value in facts.values.items() if facts.admits(key) for text in _spellings(value)])
+        return words([text for key, value in facts.values.items() if facts.admits(key) for text in _spellings(value)])
     steps = facts.multiples | ({Fraction(1)} if facts.integral else frozenset())
     step = Fraction(lcm(*[s.numerator for s in steps]), 1) if all(s.denominator == 1 for s in steps) else _common(steps)
     integral = True if steps and step.denominator == 1 else facts.integral
@@ -72,7 +72,7 @@ def _listed(facts: NumberFacts, step: Fraction, least: Fraction, most: Fraction)
     if high - low > MAX_LISTED:
         return None
     values = (n * step for n in range(low, high + 1))
-    return alt(*[lit(text) for value in values if facts.admits(value) and (text := plain(value))])
+    return words([text for value in values if facts.admits(value) and (text := plain(value))])
 
 
 def plain(value: Fraction) -> str:

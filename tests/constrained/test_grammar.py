@@ -18,6 +18,7 @@ from ramet.constrained.grammar import (
     ref,
     rep,
     seq,
+    words,
 )  # fmt: skip
 
 
@@ -67,9 +68,11 @@ def test_set_algebra():
     assert minus(lit("a"), ANY_STRING) is NOTHING
 
 
-def test_terms_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        lit("a").op = "seq"
+def test_words_are_the_literals_they_list():
+    assert words(["a"]) == lit("a") and words([]) == NOTHING and words(["b", "b"]) == lit("b")
+    assert words(["", "ab", "c"]) == alt(EMPTY, words(["ab", "c"]))
+    with pytest.raises(GrammarError):
+        words(["a", "\ud800"])
 
 
 @pytest.mark.parametrize(

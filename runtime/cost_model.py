@@ -24,7 +24,7 @@ REFIT = 16  # steps between two fits, once there have been so many
 NEARLY_ALL = 0.95  # share of steps that should keep within what is predicted times `margin`
 OUTLIER = 4.0  # a step of so many times its prediction was held up by something else
 ENOUGH = 8  # steps until the fit is believed
-GUESSED, KEPT = 0.05, 1.0  # weight of the first beliefs, in steps: a guess, what an earlier run measured
+GUESSED, KEPT = 0.005, 1.0  # weight of the first beliefs, in steps: a guess, what an earlier run measured
 
 
 @dataclass(slots=True)

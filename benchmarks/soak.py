@@ -19,6 +19,12 @@ from typing import Any
 import httpx
 from serve import percentile, start_server
 
+PLACES = {
+    "step_seconds": "a step",
+    "between_steps_seconds": "between two steps",
+    "delivery_seconds": "from the engine's process to the HTTP process",
+    "event_loop_lag_seconds": "the HTTP process's event loop, late by",
+}
 WORDS = ["river", "stone", "cloud", "lamp", "garden", "bread", "clock", "train", "paper", "glass", "horse", "winter"]
 PROMPTS = [f"{a.capitalize()} and {b}: a story in {i % 7 + 2} lines." for i, a in enumerate(WORDS) for b in WORDS if a != b][:96]
 
@@ -36,6 +42,7 @@ class Soak:
         self.twins: dict[str, str] = {}
         self.ended = self.left = self.wrong = 0
         self.gaps: list[float] = []
+        self.late = 0.0  # seconds
 
     async def one(self, draw: random.Random) -> None:
         prompt = draw.choice(PROMPTS)
@@ -91,9 +98,27 @@ async def run(url: str, pids: list[int], options: argparse.Namespace) -> list[st
                 memory.append((time.monotonic(), resident(pids)))
                 await asyncio.sleep(1)
 
-        begin, watcher = time.monotonic(), asyncio.create_task(watch())
+        peaks: dict[str, float] = dict.fromkeys(PLACES, 0.0)
+
+        async def lag() -> None:
+            """How late this process is itself: a gap that it sees may be its own."""
+            while True:
+                due = time.monotonic() + 0.05
+                await asyncio.sleep(0.05)
+                soak.late = max(soak.late, time.monotonic() - due)
+
+        async def look() -> None:
+            """Where the time went, by the server's own clocks; each remembers its largest of a minute."""
+            while True:
+                await asyncio.sleep(5)
+                stats = (await http.get("/loads")).json()
+                for name in PLACES:
+                    peaks[name] = max(peaks[name], stats[name]["largest"])
+
+        begin, watchers = time.monotonic(), [asyncio.create_task(task()) for task in (watch, look, lag)]
         await soak.crowd(options.streams, options.seconds)
-        watcher.cancel()
+        for watcher in watchers:
+            watcher.cancel()
         for prompt, text in list(soak.twins.items())[:: max(1, len(soak.twins) // 24)]:  # some of them once more, without a stream
             whole: dict[str, Any] = (await http.post("/generate", content=body(prompt, options.tokens, stream=False))).json()
             soak.wrong += whole["text"] != text
@@ -106,10 +131,13 @@ async def run(url: str, pids: list[int], options: argparse.Namespace) -> list[st
         f"p99 {1e3 * percentile(soak.gaps, 0.99):.0f} ms; memory {half[0]:.0f} to {half[-1]:.0f} MB in the second half "
         f"({100 * growth:+.1f}%); pool {pool}"
     )
+    print(f"  longest gap {1e3 * max(soak.gaps):.0f} ms; longest " + ", ".join(f"{PLACES[n]} {1e3 * peak:.0f} ms" for n, peak in peaks.items()))
+    print(f"  this process late by {1e3 * soak.late:.0f} ms at most")
     if options.json:
         figures = {
             "ended": soak.ended, "left": soak.left, "wrong": soak.wrong, "gap_p50_s": percentile(soak.gaps, 0.5),
             "gap_p99_s": percentile(soak.gaps, 0.99), "memory_mb": [half[0], half[-1]], "memory_growth": growth, "pool": pool,
+            "gap_longest_s": max(soak.gaps), "longest": peaks,
         }  # fmt: skip
         options.json.write_text(json.dumps(figures, indent=2))
     if soak.wrong:

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import secrets
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..radix_cache import IntBuffer
 from .config import EngineConfig
 from .errors import ConstraintError, PromptError, RequestError
+from .histogram import Histogram
 from .philox import fold
 from .protocol import Constraint, GenerateRequest
 from .request import Request
@@ -32,6 +33,7 @@ class Door:
         self._seed = config.random_seed
         self._seeded = 0
         self._compiler: GrammarCompiler | None = None
+        self.compile_time = Histogram()  # seconds, of grammars
         self._lock = threading.Lock()
 
     def prepare(self, request: GenerateRequest) -> list[Request]:
@@ -66,12 +68,12 @@ class Door:
             for index in range(params.n)
         ]
 
-    def grammar_counts(self) -> dict[str, float]:
+    def grammar_counts(self) -> dict[str, Any]:
         """How many grammars were compiled and found compiled, the seconds that took, the bytes that are held."""
-        made = self._compiler
+        made, times = self._compiler, {"compile_seconds": self.compile_time.snapshot()}
         if made is None:
-            return {"compiled": 0, "hits": 0, "seconds": 0.0, "bytes": 0}
-        return {"compiled": made.compiled, "hits": made.hits, "seconds": made.seconds, "bytes": made.held_bytes}
+            return {"compiled": 0, "hits": 0, "seconds": 0.0, "bytes": 0, **times}
+        return {"compiled": made.compiled, "hits": made.hits, "seconds": made.seconds, "bytes": made.held_bytes, **times}
 
     def grammar(self, constraint: Constraint) -> Grammar:
         """Compiles, or finds in the compiler's cache. Raises ConstraintError naming the kind."""
@@ -80,6 +82,7 @@ class Door:
         with self._lock:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(Vocabulary(self.tokenizer.all_token_bytes(), self.tokenizer.eos_ids))
+                self._compiler.timed = self.compile_time.observe
         try:
             return self._compiler.compile(
                 constraint.kind, constraint.source, whitespace=constraint.whitespace, lenient=constraint.lenient

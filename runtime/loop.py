@@ -7,6 +7,7 @@ callers' sinks, so that no sink ever holds up a step.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from ..radix_cache import Namespace
 from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineClosedError, RequestError
+from .histogram import Histogram
 from .protocol import Chunk, Constraint, ConstraintKind, GenerateRequest, ScoreRequest, Scores
 from .request import Request
 from .scoring import ScoreCollector, score_requests
@@ -36,6 +38,7 @@ class EngineLoop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._sinks: dict[str, tuple[Sink, int]] = {}  # by rid: who is told, and how many outputs are not done
         self._closed: Exception | None = None
+        self.step_time, self.between = Histogram(), Histogram()  # seconds: of steps, and of what callers ask between two of them
         self._out: SimpleQueue[list[tuple[Sink, Chunk]] | None] = SimpleQueue()
         self._stepper = threading.Thread(target=self._run, name="ramet-engine", daemon=True)
         self._dispatcher = threading.Thread(target=self._dispatch, name="ramet-dispatch", daemon=True)
@@ -95,7 +98,8 @@ class EngineLoop:
         """Queues, pool and counters as they are now."""
         from .stats import engine_stats
 
-        return dict(self._ask(lambda: engine_stats(self.engine)))
+        times = {"step_seconds": self.step_time.snapshot(), "between_steps_seconds": self.between.snapshot()}
+        return {**self._ask(lambda: engine_stats(self.engine)), **times}
 
     def tree(self, depth: int = 64, min_tokens: int = 1) -> dict[str, Any]:
         """The radix tree as nested dicts: tokens, text, hits, refs, children."""
@@ -168,9 +172,17 @@ class EngineLoop:
     # ---- the step thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ended: float | None = None  # of the last step, if work was left then
         try:
             while self._take_inbox():
-                self._send(self.engine.step())
+                begun = time.monotonic()
+                if ended is not None:
+                    self.between.observe(begun - ended)
+                chunks = self.engine.step()
+                now = time.monotonic()
+                self.step_time.observe(now - begun)
+                ended = now if self.engine.busy else None
+                self._send(chunks)
         except BaseException as error:
             died = EngineClosedError(f"the engine died: {error}")
             died.__cause__ = error

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from ..errors import EngineClosedError, QueueFullError, RequestError
+from ..histogram import Histogram
 from ..protocol import Chunk, GenerateRequest, ScoreRequest, Scores
 from . import ipc
 
@@ -55,6 +56,7 @@ class EngineClient:
         self.observe = observe
         self.info: dict[str, Any] = {}
         self.stats: dict[str, Any] = {}
+        self.delivery = Histogram()  # seconds, from the worker's thread that sends to this loop
         self.last_beat = 0.0
         self.ready = False
         self._open: dict[str, Inbox] = {}
@@ -207,6 +209,7 @@ class EngineClient:
 
     def _handle(self, frame: Any) -> None:
         if isinstance(frame, ipc.Chunks):
+            self.delivery.observe(max(0.0, time.monotonic() - frame.sent))
             for chunk in frame.items:
                 if (inbox := self._open.get(chunk.rid)) is not None:
                     inbox.put(chunk)

@@ -79,9 +79,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Chunks(msgspec.Struct, frozen=True, tag="chunks"):
-    """All chunks that were waiting when the frame was made: usually one step's."""
+    """All chunks that were waiting when the frame was made: usually one step's. `sent`: when that was, by this machine's monotonic clock."""
 
     items: list[Chunk]
+    sent: float = 0.0
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):

@@ -82,7 +82,9 @@ class _Running:
                 url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
                 self.listener.listen(2048)  # who reads the line below and calls at once is not refused
                 log.info("serving", extra={"data": {"url": url, "model": service.model_name}})
+                watching = asyncio.create_task(service.watch_lag(), name="lag")
                 await self.server.serve(sockets=[self.listener])
+                watching.cancel()
             service.close()
             return self.status
         finally:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from ..errors import CancelledError
 from ..protocol import Chunk, GenerateRequest, Usage
@@ -32,17 +34,35 @@ FROM_STATS = {
     "retractions": ("num_retracted_requests_total", "Requests taken back to the queue"),
     "grammars.compiled": ("num_grammar_total", "Grammars compiled"),
     "grammars.hits": ("num_grammar_cache_hit_total", "Grammars found compiled"),
-    "grammars.seconds": ("grammar_compilation_time_seconds_total", "Seconds spent compiling grammars"),
     "grammars.bytes": ("grammar_cache_bytes", "Bytes that compiled grammars take"),
+}
+
+
+HISTOGRAMS = {
+    "step_seconds": ("step_seconds", "Time of a forward pass with all that belongs to it"),
+    "between_steps_seconds": ("between_steps_seconds", "Time between two steps while there is work"),
+    "grammars.compile_seconds": ("grammar_compilation_time_seconds", "Time that compiling a grammar took"),
+    "delivery_seconds": ("delivery_seconds", "Time of a step's chunks from the engine process to this one"),
+    "event_loop_lag_seconds": ("event_loop_lag_seconds", "By how much this process came too late to its event loop"),
 }
 
 
 def lookup(stats: dict[str, Any], path: str) -> float | None:
     """A number of nested stats; None when it is not there."""
+    value = _at(stats, path)
+    return value if isinstance(value, (int, float)) else None
+
+
+def _at(stats: dict[str, Any], path: str) -> Any:
     value: Any = stats
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, (int, float)) else None
+    return value
+
+
+def _buckets(shot: dict[str, Any]) -> list[tuple[str, float]]:
+    """Cumulative counts, as Prometheus wants them."""
+    return list(zip([*map(floatToGoString, shot["bounds"]), "+Inf"], accumulate(shot["counts"]), strict=True))
 
 
 class Metrics:
@@ -125,6 +145,9 @@ class _FromStats:
         for path, (name, text) in FROM_STATS.items():
             if (value := lookup(stats, path)) is not None:
                 yield (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(f"ramet:{name}", text, value=value)
+        for path, (name, text) in HISTOGRAMS.items():
+            if (shot := _at(stats, path)) is not None:
+                yield HistogramMetricFamily(f"ramet:{name}", text, buckets=_buckets(shot), sum_value=shot["sum"])
         slots, free = lookup(stats, "pool.slots"), lookup(stats, "pool.free")
         if slots and free is not None:
             yield GaugeMetricFamily("ramet:num_used_tokens", "KV slots in use", value=slots - free)

@@ -201,7 +201,7 @@ def routes(service: Service) -> APIRouter:
                 "open_sessions": len(service.sessions),
                 "cache_hit_rate": metrics.recent_hit_rate(),
                 "latencies": list(metrics.latencies),
-                **client.stats,
+                **service.stats(),
             }
         )
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ..config import ServerConfig
 from ..errors import PromptError, RequestError
+from ..histogram import Histogram
 from ..protocol import Chunk, Constraint, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
 from .client import EngineClient
 from .metrics import Metrics
@@ -22,6 +23,8 @@ from .parts import Text
 
 T = TypeVar("T")
 log = logging.getLogger("ramet.http")
+
+LAG_TICK = 0.1  # seconds between two looks at the event loop's punctuality
 
 
 @dataclass
@@ -60,10 +63,24 @@ class Service:
         engine = config.engine
         self.config = config
         self.client = EngineClient(max_open=engine.max_running_requests + engine.max_queued_requests, check=self.check_length, observe=self._observe)
-        self.metrics = Metrics(lambda: self.client.stats)
+        self.lag = Histogram()  # seconds by which the event loop came too late
+        self.metrics = Metrics(self.stats)
         self.draining = False
         self.sessions: Any = None  # set by the routes that serve them
         self._threads = ThreadPoolExecutor(2, "text")
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's latest, and what this process knows itself."""
+        own = {"event_loop_lag_seconds": self.lag.snapshot(), "delivery_seconds": self.client.delivery.snapshot()}
+        return {**self.client.stats, **own}
+
+    async def watch_lag(self) -> None:
+        """Measures, for as long as it is not cancelled, whether the event loop keeps its appointments."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + LAG_TICK
+            await asyncio.sleep(LAG_TICK)
+            self.lag.observe(clock() - due)
 
     def _observe(self, request: GenerateRequest, chunk: Chunk) -> None:
         try:

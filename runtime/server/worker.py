@@ -191,7 +191,7 @@ class Worker:
                 else:
                     _send_frame(target, item)
             if chunks:
-                _send_frame(target, ipc.Chunks(chunks))
+                _send_frame(target, ipc.Chunks(chunks, time.monotonic()))
         target.close()
         context.term()  # waits up to LINGER: what was sent arrives
 

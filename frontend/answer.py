@@ -9,51 +9,69 @@ from ..runtime.protocol import Chunk, FinishReason, Scores, Timings, TokenLogpro
 from .backends.base import Backend
 
 
+class _Output:
+    __slots__ = ("end", "ids", "logprobs", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.end: Chunk | None = None
+
+
 class Answer:
-    """The `n` outputs of one request while their chunks arrive. Fed by the backend's thread, read when `over`."""
+    """The `n` outputs of one request while their chunks arrive. Fed by the backend's thread, read when all are there."""
+
+    __slots__ = ("_left", "_outputs", "prompt_logprobs")
 
     def __init__(self, n: int) -> None:
-        self.texts: list[list[str]] = [[] for _ in range(n)]
-        self.ids: list[list[int]] = [[] for _ in range(n)]
-        self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(n)]
-        self.prompt_logprobs: list[TokenLogprob] = []
-        self.ends: list[Chunk | None] = [None] * n
+        self._outputs = [_Output() for _ in range(n)]
         self._left = n
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, chunk: Chunk) -> bool:
         """Takes a chunk in and returns whether it was the last of all outputs."""
-        index = chunk.index
+        output = self._outputs[chunk.index]
         if chunk.text:
-            self.texts[index].append(chunk.text)
-        self.ids[index].extend(chunk.token_ids)
-        self.logprobs[index].extend(chunk.logprobs)
-        self.prompt_logprobs.extend(chunk.prompt_logprobs)
-        if chunk.last and self.ends[index] is None:
-            self.ends[index] = chunk
+            output.texts.append(chunk.text)
+        output.ids += chunk.token_ids
+        if chunk.logprobs:
+            output.logprobs += chunk.logprobs
+        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
+        if chunk.last and output.end is None:
+            output.end = chunk
             self._left -= 1
         return self._left == 0
 
-    def text(self, index: int = 0) -> str:
-        return "".join(self.texts[index])
+    def __len__(self) -> int:
+        return len(self._outputs)
 
-    def finish(self, index: int = 0) -> FinishReason | None:
-        end = self.ends[index]
-        return end.finish if end is not None else None
+    def text(self, index: int = 0) -> str:
+        return "".join(self._outputs[index].texts)
+
+    def ids(self, index: int = 0) -> Sequence[int]:
+        return self._outputs[index].ids
+
+    def end(self, index: int = 0) -> Chunk | None:
+        """The last chunk of an output, if it is there."""
+        return self._outputs[index].end
 
     def meta(self, backend: Backend, index: int = 0, with_text: bool = False) -> dict[str, Any]:
         """Meta info under SGLang's names where it has them."""
-        end = self.ends[index]
+        output = self._outputs[index]
+        end = output.end
         assert end is not None
-        meta = {"id": end.rid, **costs(end.usage or Usage(), end.timings or Timings()), "finish_reason": finish_dict(end.finish)}
-        if self.logprobs[index]:
-            meta.update(logprob_lists("output", self.logprobs[index], backend, with_text))
+        meta = costs(end.rid, end.usage or Usage(), end.timings or Timings(), finish_dict(end.finish))
+        if output.logprobs:
+            meta.update(logprob_lists("output", output.logprobs, backend, with_text))
         if self.prompt_logprobs:
             meta.update(logprob_lists("input", self.prompt_logprobs, backend, with_text))
         return meta
 
 
-def costs(usage: Usage, timings: Timings) -> dict[str, Any]:
+def costs(rid: str, usage: Usage, timings: Timings, finish_reason: dict[str, Any] | None) -> dict[str, Any]:
     return {
+        "id": rid,
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -63,11 +81,12 @@ def costs(usage: Usage, timings: Timings) -> dict[str, Any]:
         "ttft": timings.ttft,
         "tpot": timings.tpot,
         "e2e_latency": timings.e2e,
+        "finish_reason": finish_reason,
     }
 
 
 def score_meta(scores: Scores) -> dict[str, Any]:
-    return {"id": scores.rid, **costs(scores.usage, scores.timings), "finish_reason": {"type": "stop", "matched": None}}
+    return costs(scores.rid, scores.usage, scores.timings, {"type": "stop", "matched": None})
 
 
 def finish_dict(finish: FinishReason | None) -> dict[str, Any] | None:

@@ -76,6 +76,7 @@ class Batch:
         self._threads: list[threading.Thread] = []
         self._running: dict[int, ProgramState] = {}
         self._results: dict[int, tuple[ProgramState | None, BaseException | None]] = {}
+        self._failed: int | None = None  # the first item by index that failed
         self._stopped = False
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), 0)
 
@@ -88,8 +89,9 @@ class Batch:
                         show(self._ended, self._totals)
                         self._help()
                     show(self._ended, self._totals)
+                    result = self._result(self._decided(i))
                     self._given = i + 1
-                    yield self._result(self._decided(i))
+                    yield result
         finally:
             self._stop()
             for thread in self._threads:
@@ -102,9 +104,7 @@ class Batch:
 
     def _decided(self, i: int) -> int | None:
         """The item that can be given out in the turn of `i`: itself, or one that failed and so ends the batch."""
-        if i in self._results:
-            return i
-        return next((j for j, (_, error) in sorted(self._results.items()) if error is not None), None) if self._fail_fast else None
+        return i if i in self._results else self._failed if self._fail_fast else None
 
     def _result(self, i: int | None) -> ProgramState:
         assert i is not None
@@ -180,10 +180,14 @@ class Batch:
             self._running.pop(i, None)
             self._results[i] = state, error
             self._ended += 1
+            if error is not None:
+                self._failed = i if self._failed is None else min(i, self._failed)
+            wanted = self._decided(self._given) is not None
             if state is not None:
                 for key in self._totals:
                     self._totals[key] += state.run.totals[key]
-        self._signal.notify()
+        if wanted:  # the taker looks at the others when it comes to them
+            self._signal.notify()
 
     def _stop(self) -> None:
         with self._signal.lock:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import CancelledError
 from . import ir, speculate
-from .steps import Pending, begin_generation, begin_selection
+from .generation import Generation
+from .selection import Selection
+from .steps import Step
 from .waiting import Signal
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Prefix:
     ahead: Any = None  # text that a remote service has written beyond what was asked
 
 
+NOTHING_SAID = Prefix()
+NAMED = (ir.Gen, ir.Select, ir.ScopeBegin)  # nodes that give a variable
+
 @dataclass(slots=True)
 class Do(ir.Expr):
     """A step of the executor's own: `work` when its turn comes, `drop` if it never does."""
@@ -82,7 +87,7 @@ class Branch:
         self.observed = False  # the error was shown to the program
         self.rid: str | None = None  # of the request in flight
         self.preset: Preset | None = None  # of a compiled program: its constant beginning
-        self.children: weakref.WeakSet[Branch] = weakref.WeakSet()
+        self._children: weakref.WeakSet[Branch] | None = None  # those forked from it; most branches have none
         self._traceback: TracebackType | None = None
         self._current: Variable | None = None  # of the node that is being run; a later one may have taken its name
         self._queue: deque[tuple[ir.Expr, Variable | None]] = deque()
@@ -90,7 +95,7 @@ class Branch:
         self._scopes: list[tuple[str, int]] = []
         if waiting:
             run.entered(self)
-        self._begin(Prefix())
+        self._begin(NOTHING_SAID)
 
     def _begin(self, prefix: Prefix) -> None:
         self.ids, self.began, self.role, self.ahead = prefix.ids, prefix.began, prefix.role, prefix.ahead
@@ -106,6 +111,13 @@ class Branch:
         self._begin(prefix)
         self._drive()
 
+    def fork(self) -> Branch:
+        """A branch that goes on from here, once `start_from` gives it its prefix."""
+        child = Branch(self.run, self.variables, forked_from=self)
+        self._children = weakref.WeakSet() if self._children is None else self._children
+        self._children.add(child)
+        return child
+
     def become(self, prefix: Prefix) -> None:
         """Goes on from the end of another branch of the same fork."""
         start, pieces = self.start, self.pieces  # readers of the stream keep their place
@@ -117,7 +129,7 @@ class Branch:
 
     def append(self, value: Any) -> None:
         """Queues an expression; runs it here and now as far as nothing is before it."""
-        leaves = list(ir.leaves(value))
+        leaves = ir.leaves(value)
         if self.preset is not None:
             leaves = self.preset.pass_on(leaves)
         self._enqueue(leaves)
@@ -128,10 +140,9 @@ class Branch:
             self._enqueue(held)
 
     def _enqueue(self, leaves: list[ir.Expr]) -> None:
-        entries = [(leaf, self._variable(leaf)) for leaf in leaves]
-        stopped = self.run.stopped
-        if stopped is not None:
-            self.fail(stopped)
+        entries = [(leaf, Variable(leaf.name, self) if isinstance(leaf, NAMED) else None) for leaf in leaves]
+        if self.run.stopped is not None:
+            self.fail(self.run.stopped)
         with self.signal.lock:
             for _, variable in entries:
                 if variable is not None and variable.name is not None:
@@ -156,7 +167,8 @@ class Branch:
         """Takes in text that is part of the state from now on."""
         if text:
             self.began = self.began or "text"
-            speculate.consume(self, text)
+            if self.ahead is not None:
+                speculate.consume(self, text)
             self.pending.append(text)
             self.show(text)
 
@@ -203,13 +215,19 @@ class Branch:
         self.fail(error or CancelledError("the branch was cancelled"))
         if rid is not None:
             self.run.backend.abort(rid)
-        for child in list(self.children):
+        for child in list(self._children or ()):
             child.cancel(error)
 
     def inherit(self, error: BaseException) -> None:
         """Ends a fork with the error of the branch it would have begun from; it is that branch's error to show."""
         self.observed = True
         self.fail(error)
+
+    def set_value(self, name: str, value: Any) -> None:
+        """Sets a variable that nothing has to be waited for."""
+        variable = Variable(name, self)
+        variable.value, variable.done = value, True
+        self.variables[name] = variable
 
     def raise_error(self) -> None:
         """Raises the error that ended the branch, if one did, with its original traceback."""
@@ -245,9 +263,6 @@ class Branch:
 
     # ---- the executor ----
 
-    def _variable(self, leaf: ir.Expr) -> Variable | None:
-        return Variable(leaf.name, self) if isinstance(leaf, (ir.Gen, ir.Select, ir.ScopeBegin)) else None
-
     def _drive(self) -> None:
         """Runs queued nodes until the queue is empty or a node waits for the backend."""
         while True:
@@ -260,15 +275,17 @@ class Branch:
                 node, variable = self._queue.popleft()
                 self._current = variable
             try:
-                pending = self._execute(node, variable)
+                step = self._execute(node, variable)
             except Exception as exc:
                 self._fail_at(node, variable, exc)
                 return
             except BaseException as exc:  # KeyboardInterrupt in the user's own thread: it is theirs
                 self._fail_at(node, variable, exc)
                 raise
-            if pending is not None and pending.park():
-                return
+            if step is not None:
+                if step.park():
+                    return
+                self._announce()  # its answer was there at once
         self.run.left(self)
         self._announce()
 
@@ -279,22 +296,21 @@ class Branch:
 
     def go_on(self) -> None:
         """After the node in flight has ended, on the backend's thread: what follows runs on its worker."""
-        with self.signal.lock:
-            more = bool(self._queue) and self.error is None
-        if more:
+        if self._queue:
+            self._announce()
             self.run.backend.defer(self._drive)
         else:
             self._drive()
 
-    def _execute(self, node: ir.Expr, variable: Variable | None) -> Pending | None:
+    def _execute(self, node: ir.Expr, variable: Variable | None) -> Step | None:
         if self._held and not isinstance(node, (ir.Text, ir.RoleEnd)):
             self._release()
         if isinstance(node, ir.Text):
             self._fill(node.text)
         elif isinstance(node, ir.Gen):
-            return begin_generation(self, node, variable)  # type: ignore[arg-type]
+            return Generation(self, node, variable).submit()  # type: ignore[arg-type]
         elif isinstance(node, ir.Select):
-            return begin_selection(self, node, variable)  # type: ignore[arg-type]
+            return Selection(self, node, variable).submit()  # type: ignore[arg-type]
         elif isinstance(node, ir.RoleBegin):
             self._open_role(node)
         elif isinstance(node, ir.RoleEnd):

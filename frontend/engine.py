@@ -215,11 +215,11 @@ class _Job:
     def output(self, index: int) -> Result:
         """The output so far."""
         answer = self.answer
-        end = answer.ends[index]
+        end = answer.end(index)
         meta: dict[str, Any] = {"id": self.request.rid, "finish_reason": None} if end is None else answer.meta(self.backend, index, self.with_text)
         if self.first:
             meta["token_ids_logprob"] = [[logprob, i, None] for i, logprob in self.first]
-        return {"text": answer.text(index), "output_ids": list(answer.ids[index]), "meta_info": meta}
+        return {"text": answer.text(index), "output_ids": list(answer.ids(index)), "meta_info": meta}
 
 
 def _submit_all(jobs: list[_Job]) -> None:
@@ -255,7 +255,7 @@ def _shown(jobs: list[_Job], i: int, index: int, single: bool) -> Result:
     job = jobs[i]
     if job.error is not None:
         raise job.error
-    extra = {"index": i} if not single else {"index": index} if len(job.answer.texts) > 1 else {}
+    extra = {"index": i} if not single else {"index": index} if len(job.answer) > 1 else {}
     return {**job.output(index), **extra}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -20,10 +20,10 @@ class Expr:
     __slots__ = ()
 
     def __add__(self, other: Expr | str) -> Seq:
-        return Seq((*_parts(self), *_parts(other)))
+        return Seq(_parts(self) + _parts(other))
 
     def __radd__(self, other: Expr | str) -> Seq:
-        return Seq((*_parts(other), *_parts(self)))
+        return Seq(_parts(other) + _parts(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,21 +125,23 @@ def expr(value: Any) -> Expr:
     raise TypeError(f"a state takes text, gen(...), select(...) or a role, not {type(value).__name__}; use str(...) for its text")
 
 
-def leaves(value: Any) -> Iterator[Expr]:
+def leaves(value: Any) -> list[Expr]:
     """The parts of an expression in order, with sequences opened and roles turned into their begin and end."""
     node = expr(value)
+    if not isinstance(node, (Seq, Role)):
+        return [node]
+    out: list[Expr] = []
     if isinstance(node, Seq):
         for item in node.items:
-            yield from leaves(item)
-    elif isinstance(node, Role):
-        body = list(leaves(node.body))
-        yield RoleBegin(node.role, generates=any(isinstance(part, (Gen, Select)) for part in body))
-        yield from body
-        yield RoleEnd(node.role)
-    else:
-        yield node
+            if isinstance(item, (Seq, Role)):
+                out += leaves(item)
+            else:
+                out.append(item)
+        return out
+    body = leaves(node.body)
+    generates = any(isinstance(part, (Gen, Select)) for part in body)
+    return [RoleBegin(node.role, generates), *body, RoleEnd(node.role)]
 
 
 def _parts(value: Expr | str) -> tuple[Expr, ...]:
-    node = expr(value)
-    return node.items if isinstance(node, Seq) else (node,)
+    return value.items if isinstance(value, Seq) else (expr(value),)

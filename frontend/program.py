@@ -188,7 +188,8 @@ class Program:
         return state
 
     def _prepare(self, options: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
-        """A state, and the function that runs the body on it to the end of all branches."""
+        """A state, and the function that runs the body on it to the end of all branches. TypeError where arguments do not fit."""
+        self._signature.bind(None, *args, **{**self.bound, **kwargs})
         return self._make(self._settings(options), args, kwargs)
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,10 +219,10 @@ class Program:
         if self.begin is not None:
             run.root.preset = self.begin(run.root)
         state = ProgramState(run.root)
-        bound = self._signature.bind(state, *args, **{**self.bound, **kwargs})  # TypeError names what is missing
+        named = {**self.bound, **kwargs}
 
         def body() -> Any:
-            state.ret_value = run.perform(lambda: self.func(*bound.args, **bound.kwargs))
+            state.ret_value = run.perform(lambda: self.func(state, *args, **named))
             return state.ret_value
 
         return state, body

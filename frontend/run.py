@@ -8,10 +8,10 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 from ..runtime.errors import CancelledError, DeadlineError
 from . import ir
@@ -25,8 +25,7 @@ _PROCESS, _runs = uuid.uuid4().hex[:12], itertools.count()  # for request ids th
 COUNTED = ("prompt_tokens", "cached_tokens", "forced_tokens", "completion_tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A step of a run: kind "gen", "select" or "fork", the branch and the one it was forked from, seconds from the start."""
 
     kind: str
@@ -36,6 +35,12 @@ class Event:
     begun: float
     ended: float
     meta: Any
+
+
+@cache
+def _keeps(kind: type) -> bool:
+    """Whether backends of this class keep states; looking at a protocol's methods takes longer than a short run."""
+    return issubclass(kind, Keeping)
 
 
 def _expire(run: Run | None, timeout: float) -> None:
@@ -74,8 +79,8 @@ class Run:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._lines: list[Line] = []  # that a backend keeps for the branches
         self.root = Branch(self)
-        if isinstance(backend, Keeping):
-            self.keep(self.root, backend.line())
+        if _keeps(type(backend)):
+            self.keep(self.root, cast(Keeping, backend).line())
         if timeout is not None:
             run = weakref.ref(self)  # a run that is over need not be kept until then
             backend.defer(lambda: _expire(run(), timeout), timeout)
@@ -109,12 +114,15 @@ class Run:
         with self.signal.lock:
             self._failed.append(branch)
 
-    def count(self, metas: Iterable[Mapping[str, Any]]) -> None:
+    def account(self, kind: str, branch: Branch, name: str | None, begun: float, metas: Sequence[Mapping[str, Any]], meta: Any) -> None:
+        """A request has ended now: `metas`, one an output, are added to the totals, and the step is kept."""
+        totals = self.totals
         with self.signal.lock:
-            self.totals["requests"] += 1
-            for meta in metas:
+            totals["requests"] += 1
+            for counted in metas:
                 for key in COUNTED:
-                    self.totals[key] += meta.get(key) or 0
+                    totals[key] += counted[key]
+        self.note(kind, branch, name, begun, meta)
 
     def note(self, kind: str, branch: Branch, name: str | None, begun: float, meta: Any = None) -> None:
         """Keeps a step that ended now."""

@@ -46,9 +46,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable to a value of the program's own."""
-        variable = Variable(name, self._branch)
-        variable.value, variable.done = value, True
-        self._branch.variables[name] = variable
+        self._branch.set_value(name, value)
 
     def system(self, expr: Any = None) -> Any:
         """Appends a system message; without `expr`, `with s.system():` encloses one."""
@@ -100,8 +98,7 @@ class ProgramState:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise RequestError(f"size={count!r}: at least one branch is needed", field="size")
         branch = self._branch
-        children = [Branch(self.run, branch.variables, forked_from=branch) for _ in range(count)]
-        branch.children.update(children)
+        children = [branch.fork() for _ in range(count)]
 
         def start(parent: Branch) -> None:
             settle_most(parent)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -43,6 +44,8 @@ class Signal:
 
     def wait_for(self, ready: Callable[[], Any], deadline: float | None, timer: Timer) -> bool:
         """Waits until `ready()`, at most until `deadline` (time.monotonic). Returns whether it is."""
+        if ready():
+            return True
         task: Task | None = getattr(_current, "task", None)
         while not ready():
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -108,52 +111,53 @@ class Task:
         self._context = contextvars.copy_context()
         self._carrier: Any = None  # the greenlet that runs it, from its first turn to its end
         self._over = False
-        self._asleep = 0  # which sleep it is in; a waker of an earlier one does nothing
-        self._sleeps = 0
+        self._sleeps = self._woken = 0  # the number of its last sleep, and of the last one that it was woken from
+        self._asleep = False
         self._lock = threading.Lock()
 
     def resume(self) -> None:
         """Goes on with the function, until it waits again or ends."""
-        from greenlet import getcurrent, greenlet
-
-        begins = self._carrier is None
+        here = _greenlets().getcurrent()
+        carrier = self._carrier
+        begins = carrier is None
         if begins:
-            self._carrier = self._carriers.pop() if self._carriers else greenlet(_carry)
+            carrier = self._carrier = self._carriers.pop() if self._carriers else _greenlets().greenlet(_carry)
+        if carrier.parent is not here:
+            carrier.parent = here
         outer = getattr(_current, "task", None)
         _current.task = self
-        self._carrier.parent = getcurrent()
         try:
-            self._carrier.switch(*((self,) if begins else ()))
+            if begins:
+                carrier.switch(self)
+            else:
+                carrier.switch()
         finally:
             _current.task = outer
         if self._over:
-            self._carriers.append(self._carrier)
+            self._carriers.append(carrier)
             self._carrier = None
             self._done(self)
 
     def sleeper(self) -> tuple[Callable[[float], Any], Waker]:
+        """For one sleep: how to sleep, and its waker. One that was used before the task sleeps keeps it awake."""
         self._sleeps += 1
-        number = self._sleeps
-        woken = False
+        return self._sleep, partial(self._wake, self._sleeps)
 
-        def wake() -> None:
-            nonlocal woken
-            with self._lock:
-                first, woken = not woken, True
-                asleep = self._asleep == number
-                if first and asleep:
-                    self._asleep = 0
-            if first and asleep:
-                self._schedule(self)
+    def _sleep(self, _: float) -> None:
+        with self._lock:
+            if self._woken == self._sleeps:
+                return
+            self._asleep = True
+        self._carrier.parent.switch()
 
-        def sleep(_: float) -> None:
-            with self._lock:
-                if woken:
-                    return
-                self._asleep = number
-            self._carrier.parent.switch()
-
-        return sleep, wake
+    def _wake(self, number: int) -> None:
+        with self._lock:
+            if number != self._sleeps or self._woken == number:  # of an earlier sleep, or a second time
+                return
+            self._woken = number
+            asleep, self._asleep = self._asleep, False
+        if asleep:
+            self._schedule(self)
 
     def run(self) -> None:
         """The whole function, on the carrier."""
@@ -166,11 +170,17 @@ class Task:
 
 def _carry(task: Task) -> None:
     """The life of a carrier: one task after the other, each handed over by the switch that wakes it."""
-    from greenlet import getcurrent
-
     while True:
         task.run()
-        task = getcurrent().parent.switch()
+        task = _greenlets().getcurrent().parent.switch()
+
+
+@cache
+def _greenlets() -> Any:
+    """The package, imported when the first task runs."""
+    import greenlet
+
+    return greenlet
 
 
 def no_timer(wake: Waker, delay: float) -> None:

@@ -96,39 +96,64 @@ class Worker:
     """One thread that runs small jobs in order, now or after a delay. It starts with the backend and ends with it."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[tuple[float, Callable[[], None] | None]] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap; of the same time, in order
+        self._count = itertools.count()
+        self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Callable[[], None], delay: float = 0.0) -> None:
         """Runs `work` on the thread after `delay` seconds; after `close` it is dropped."""
-        if not self._closed:
-            self._jobs.put((time.monotonic() + delay if delay else 0.0, work))
+        if delay:
+            self.post_at(work, time.monotonic() + delay)
+        elif not self._closed:
+            self._jobs.put(work)
+
+    def post_at(self, work: Callable[[], None], when: float) -> None:
+        """Runs `work` on the thread at a time of `time.monotonic`; after `close` it is dropped."""
+        if self._closed:
+            return
+        entry = when, next(self._count), work
+        with self._lock:
+            heapq.heappush(self._later, entry)
+            sleeps_too_long = self._later[0] is entry
+        if sleeps_too_long:  # else the thread is not woken: it looks when the first of them is due
+            self._jobs.put(_nothing)
 
     def close(self) -> None:
         """Ends the thread after the jobs that are due."""
         self._closed = True
-        self._jobs.put((0.0, None))
+        self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        later: list[tuple[float, int, Callable[[], None]]] = []
-        count = itertools.count()  # jobs of the same time run in order
         while True:
-            while later and later[0][0] <= time.monotonic():
-                _perform(heapq.heappop(later)[2])
+            timeout = self._perform_due()
             try:
-                when, work = self._jobs.get(timeout=max(0.0, later[0][0] - time.monotonic()) if later else None)
+                work = self._jobs.get(timeout=timeout)
             except Empty:
                 continue
             if work is None:
                 return
-            if when:
-                heapq.heappush(later, (when, next(count), work))
-            else:
-                _perform(work)
+            _perform(work)
+
+    def _perform_due(self) -> float | None:
+        """Runs the delayed jobs whose time has come; returns how long it is until the next one."""
+        while self._later:
+            remaining = self._later[0][0] - time.monotonic()
+            if remaining > 0:
+                return remaining
+            with self._lock:
+                work = heapq.heappop(self._later)[2]
+            _perform(work)
+        return None
+
+
+def _nothing() -> None:
+    """A job that only makes the thread look at what is due."""
 
 
 def _perform(work: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 import json
 import math
 import random
@@ -25,10 +26,12 @@ from ...runtime.protocol import (
     TokenLogprob,
     Usage,
 )
+from ..ids import common_length
 from .base import ChunkSink, Message, ScoreSink, Worker
 
 BOS, EOS, VOCAB = 256, 257, 258
 Piece = tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]
+WORDS = re.compile(r"\s*\S+|\s+")
 Logits = Callable[[tuple[int, ...]], Mapping[int, float]]
 
 
@@ -68,7 +71,7 @@ class Fake:
         self.eos_ids = (EOS,)
         self._script = list(script) if isinstance(script, (list, tuple)) else script
         self._scores, self._logits, self._latency, self._chat = scores, logits, latency, chat
-        self._slots, self._waiting = max_concurrency or math.inf, []  # type: ignore[var-annotated]
+        self._free_at = [0.0] * (max_concurrency or 0)  # a heap: when each of the places for a call is free again
         self._known: list[tuple[int, ...]] = []  # sorted, so that the longest shared beginning is with a neighbour
         self._lock = threading.Lock()
         self._live: set[str] = set()
@@ -116,7 +119,7 @@ class Fake:
             raise PromptError("the prompt is empty: there is nothing to go on from", field="prompt")
         with self._lock:
             self.calls.append(request)
-        self._soon(lambda: self._finish(sink, self._scored(request)))
+        self._soon(lambda: sink(self._scored(request)))
 
     def abort(self, rid: str) -> None:
         with self._lock:
@@ -150,49 +153,39 @@ class Fake:
             raise EngineClosedError("the Fake backend was shut down")
 
     def _soon(self, work: Callable[[], None]) -> None:
-        """Runs `work` after the latency, once a slot is free."""
+        """Runs `work` when the call has been computed: it begins as soon as one of the places is free, whoever is late to take answers."""
+        if not self._latency and not self._free_at:
+            self._worker.post(work)
+            return
+        now = time.monotonic()
         with self._lock:
-            if self._slots <= 0:
-                self._waiting.append(work)
-                return
-            self._slots -= 1
-        self._worker.post(work, self._latency)
-
-    def _free(self) -> None:
-        with self._lock:
-            if not self._waiting:
-                self._slots += 1
-                return
-            work = self._waiting.pop(0)
-        self._worker.post(work, self._latency)
-
-    def _finish(self, sink: Callable[[Any], None], answer: Any) -> None:
-        self._free()
-        sink(answer)
+            end = (max(now, self._free_at[0]) if self._free_at else now) + self._latency
+            if self._free_at:
+                heapq.heapreplace(self._free_at, end)
+        self._worker.post_at(work, end)
 
     def _answer(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, sink: ChunkSink, start: float) -> None:
-        cached = self._remember(ids)
+        cached = self._cached(ids)
         chunks: list[Chunk] = []
         for index in range(request.params.n):
             try:
                 pieces, finish = self._output(request, ids, scripted, index)
             except Exception as exc:
+                self._remember(ids)
                 chunks.append(Chunk(request.rid, index, error=exc))
                 continue
-            made = sum((piece[1] for piece in pieces), ())
+            made = sum([own for _, own, _ in pieces], ())
             self._remember(ids + made)
-            seconds = self._latency + time.monotonic() - start
-            end = {"finish": finish, "usage": Usage(len(ids), cached, len(made)), "timings": Timings(0.0, seconds, 0.0, seconds)}
-            for i, (text, own, logprobs) in enumerate(pieces):
-                chunks.append(Chunk(request.rid, index, text, own, logprobs=logprobs, **(end if i == len(pieces) - 1 else {})))  # type: ignore[arg-type]
-        self._free()
+            seconds = time.monotonic() - start
+            *first, (text, own, logprobs) = pieces
+            chunks += [Chunk(request.rid, index, text, own, logprobs=logprobs) for text, own, logprobs in first]
+            usage, timings = Usage(len(ids), cached, len(made)), Timings(0.0, seconds, 0.0, seconds)
+            chunks.append(Chunk(request.rid, index, text, own, logprobs=logprobs, finish=finish, usage=usage, timings=timings))
         self._send(request.rid, chunks, 0, sink)
 
     def _send(self, rid: str, chunks: list[Chunk], at: int, sink: ChunkSink) -> None:
         """One chunk, and the next as a job of its own, so that others and aborts come in between."""
-        with self._lock:
-            live = rid in self._live
-        if not live:
+        if rid not in self._live:
             sink(Chunk(rid, chunks[at].index, error=CancelledError("the request was aborted")))
             return
         sink(chunks[at])
@@ -238,10 +231,10 @@ class Fake:
         matched, at = first_stop(text, request.params)
         whole = text if matched is None else text[: at + len(matched)]
         shown = whole if matched is None or request.params.no_stop_trim else text[:at]
-        words = re.findall(r"\s*\S+|\s+", shown) or [""]
+        words = WORDS.findall(shown) or [""]
         ids = [tuple(word.encode()) for word in words]
         ids[-1] += (EOS,) if matched is None else tuple(whole[len(shown) :].encode())
-        certain = [tuple(TokenLogprob(i, 0.0) for i in own) if request.logprobs else () for own in ids]
+        certain = [tuple([TokenLogprob(i, 0.0) for i in own]) for own in ids] if request.logprobs else [()] * len(ids)
         return list(zip(words, ids, certain, strict=True)), FinishReason("stop", EOS if matched is None else matched)
 
     def _cut(self, made: tuple[int, ...], params: SamplingParams, logprobs: Sequence[TokenLogprob]) -> tuple[list[Piece], FinishReason]:
@@ -279,8 +272,8 @@ class Fake:
         return logits
 
     def _scored(self, request: ScoreRequest) -> Scores:
-        cached = self._remember(request.prompt)
-        usage = Usage(len(request.prompt), cached)
+        usage = Usage(len(request.prompt), self._cached(request.prompt))
+        self._remember(request.prompt)
         try:
             rows = tuple(self._row(request.prompt, option) for option in request.options)
         except Exception as exc:
@@ -302,15 +295,22 @@ class Fake:
             total = -1.0 * len(option)
         return (total / len(option),) * len(option)
 
-    def _remember(self, ids: tuple[int, ...]) -> int:
-        """How many of `ids` were known as the beginning of something earlier; from now on all are."""
+    def _cached(self, ids: tuple[int, ...]) -> int:
+        """How many of `ids` are known as the beginning of something earlier; the last one is always computed."""
         with self._lock:
             at = bisect.bisect_left(self._known, ids)
             around = self._known[max(0, at - 1) : at + 1]
-            cached = max((_shared(ids, other) for other in around), default=0)
-            if cached < len(ids):
-                self._known.insert(at, ids)
-        return min(cached, len(ids) - 1)
+        return min(max([common_length(ids, other) for other in around], default=0), len(ids) - 1)
+
+    def _remember(self, ids: tuple[int, ...]) -> None:
+        """From now on `ids` are known."""
+        with self._lock:
+            known = self._known
+            at = bisect.bisect_left(known, ids)
+            if at and known[at - 1] == ids[: len(known[at - 1])]:
+                known[at - 1] = ids  # the beginning goes without saying
+            elif at == len(known) or known[at][: len(ids)] != ids:
+                known.insert(at, ids)
 
 
 def first_stop(text: str, params: SamplingParams) -> tuple[str | None, int]:
@@ -369,12 +369,3 @@ def _log_softmax(logits: Mapping[int, float]) -> dict[int, float]:
     top = max(logits.values())
     norm = top + math.log(sum(math.exp(v - top) for v in logits.values()))
     return {i: v - norm for i, v in logits.items()}
-
-
-def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            return count
-        count += 1
-    return count

@@ -22,6 +22,7 @@ Vector = NDArray[np.float64]
 MEMORY = 0.995  # weight of a step after the next one of its kind: some 200 are remembered
 REFIT = 16  # steps between two fits, once there have been so many
 NEARLY_ALL = 0.95  # share of steps that should keep within what is predicted times `margin`
+WIDEST = 2.0  # margin: on a machine so busy that steps vary by more, a target cannot be kept by smaller steps
 OUTLIER = 4.0  # a step of so many times its prediction was held up by something else
 ENOUGH = 8  # steps until the fit is believed
 GUESSED, KEPT = 0.005, 1.0  # weight of the first beliefs, in steps: a guess, what an earlier run measured
@@ -85,9 +86,9 @@ class CostModel:
         return c.base + c.token * work.tokens + c.draw * work.drawn + c.read * work.reads + c.pair * work.pairs
 
     def fitting(self, seconds: float, work: Work, start: int) -> int:
-        """How many tokens from position `start` on can be computed beside `work`, so that nearly all such steps take less than `seconds`."""
+        """How many tokens from position `start` on can be computed beside `work` in so many seconds, on average."""
         c = self._fitted
-        left = seconds / self.margin - self.predict(work) - c.draw - c.read * start
+        left = seconds - self.predict(work) - c.draw - c.read * start
         if left <= 0:
             return 0
         linear, square = c.token + c.read + c.pair * start, c.pair / 2
@@ -123,7 +124,7 @@ class CostModel:
         self._fitted = Coefficients(*theta.tolist())
         if len(self._ratios) >= ENOUGH:
             ordered = sorted(self._ratios)
-            self.margin = min(max(ordered[int(NEARLY_ALL * len(ordered))], 1.0), 3.0)
+            self.margin = min(max(ordered[int(NEARLY_ALL * len(ordered))], 1.0), WIDEST)
 
     # ---- on disk ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ class Pace:
         self.cost = cost
         self._auto = auto
         self._target = tpot_target
-        self._limit: float | None = None
+        self._limit: float | None = None  # seconds that this step should take on average
+        self._strict = False  # the limit comes of a target: better no chunk than a late token
         self._hungry = 0  # steps in a row whose chunks found no room
 
     def begin(self, streams: Iterable[Request]) -> Work:
@@ -33,9 +34,9 @@ class Pace:
             own = request.tpot_target
             if own is not None and (target is None or own < target):
                 target = own
-        self._limit = None
+        self._limit, self._strict = None, target is not None
         if any_stream and target is not None:
-            self._limit = target
+            self._limit = target / self.cost.margin
         elif any_stream and self._auto and self.cost.known:
             self._limit = max(CALM, STRETCH * self.cost.predict(work))
         return work
@@ -45,14 +46,17 @@ class Pace:
         if self._limit is None:
             return wanted
         n = min(wanted, self.cost.fitting(self._limit, work, start))
-        if n >= min(wanted, SMALLEST):
+        least = min(wanted, SMALLEST)
+        if n >= least:
             self._hungry = 0
             return n
-        self._hungry += 1
-        if self._hungry <= PATIENCE or work.tokens > work.drawn:
+        if work.tokens > work.drawn:  # there is a chunk already
+            return 0
+        if self._strict and self._hungry < PATIENCE:
+            self._hungry += 1
             return 0
         self._hungry = 0
-        return min(wanted, SMALLEST)
+        return least
 
     def bears(self, running: Iterable[Request], one_more: Request) -> bool:
         """False if a step of these streams alone would miss a target once `one_more` is among them."""

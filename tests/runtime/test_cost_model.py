@@ -86,7 +86,7 @@ def test_what_is_said_to_fit_fits_and_one_more_does_not(start):
     def seconds(n: int) -> float:
         whole = work(*[(100, 1, True)] * 4)
         whole.add(start, n, draws=True)
-        return cost.predict(whole) * cost.margin
+        return cost.predict(whole)
 
     assert seconds(n) <= 0.2 < seconds(n + 2)
     assert cost.fitting(0.001, streams, start) == 0

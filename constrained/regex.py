@@ -16,8 +16,8 @@ import unicodedata
 from functools import lru_cache
 
 from .errors import GrammarError, LimitError
-from .grammar import ANY_CHAR, ANY_STRING, EMPTY, MAX_CODE_POINT, Term, alt, both, chars, complement, rep, seq
-from .regex_syntax import Alt, Anchor, Class, Look, Node, Ranges, Repeat, Seq, parse
+from .grammar import ANY_CHAR, ANY_STRING, EMPTY, MAX_CODE_POINT, Term, alt, both, chars, complement, lit, rep, seq
+from .regex_syntax import Alt, Anchor, Class, Literal, Look, Node, Ranges, Repeat, Seq, parse
 
 MAX_PATTERN = 100_000
 """Characters of a regex."""
@@ -76,6 +76,8 @@ class _Translator:
 
     def plain(self, node: Node) -> Term:
         """A node without anchors and lookaround inside."""
+        if isinstance(node, Literal):
+            return lit(node.text)
         if isinstance(node, Class):
             return chars(self.ranges(node))
         if isinstance(node, Repeat):

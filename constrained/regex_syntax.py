@@ -5,12 +5,20 @@ spelling differs ((?P<n>..) and (?<n>..), \\uXXXX and \\u{X}), and because code 
 """
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .errors import GrammarError
 from .grammar import MAX_REPEAT
 
 Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A run of characters that stand for themselves."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +62,10 @@ class Alt:
     options: tuple[Node, ...]
 
 
-Node = Class | Anchor | Look | Repeat | Seq | Alt
+Node = Literal | Class | Anchor | Look | Repeat | Seq | Alt
 
 MAX_DEPTH = 150  # of groups: a parser that recurses must stop before Python does
+_RUN = re.compile(r"[^\\^$.|?*+()\[{\ud800-\udfff]{2,}(?![*+?{])")  # the longest one whose last character is not repeated
 _CONTROL = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
@@ -106,6 +115,10 @@ class _Parser:
         items: list[Node] = []
         while (c := self.peek()) and c not in "|)":
             start = self.at
+            if (run := _RUN.match(self.text, start)) and "i" not in self.flags:
+                items.append(Literal(run[0]))
+                self.at = run.end()
+                continue
             item = self.atom(depth)
             if item is not None:
                 items.append(self.quantified(item, start))

@@ -103,6 +103,10 @@ class Document:
         except TypeError:  # an enum of arrays or objects
             return None
 
+    def refers_alone(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema is nothing but a $ref, and what that means is the same all over the document."""
+        return not self.embedded_ids and type(schema["$ref"]) is str and len(CHECKS.keys() & schema.keys()) == 1 and "const" not in schema
+
     def _alone(self, schema: dict[str, Any], place: str) -> Literal:
         """A $ref under a draft that knows nothing beside it (drafts 3 to 7: "all other properties [...] SHALL be ignored")."""
         ignored = sorted(CHECKS.keys() & schema.keys() - {"$ref"})

@@ -178,13 +178,13 @@ class Emitter:
         if type(schema) is dict:
             if simple := self._simple(schema):
                 return simple
-            reference = schema.get("$ref")
-            if type(reference) is str and len(schema) == 1 and not self.document.embedded_ids:
+            if "$ref" in schema and self.document.refers_alone(schema):
+                reference = schema["$ref"]
                 if known := self._refs.get((reference, depth)):
                     return known
         literal = self.solver.child(number, schema, *path)
         term = self.value(frozenset((literal,)) if literal else ANY, depth)
-        if reference is not None and len(schema) == 1:
+        if reference is not None:
             self._refs[reference, depth] = term
         return term
 

@@ -1,8 +1,14 @@
 """The tensors that hold keys and values. Which slot is whose is not known here."""
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from .slots import Ints
+
+Rows = NDArray[np.uint8]  # (tokens, row_bytes): all that the pool holds of a token, as it would be written to a file
 
 
 class KVPool:
@@ -12,6 +18,33 @@ class KVPool:
         self.k: Tensor = torch.empty((layers, slots, kv_heads, head_dim), dtype=dtype, device=device)
         self.v: Tensor = torch.empty_like(self.k)
         self.slots = slots
+        self._layer_bytes = kv_heads * head_dim * dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one slot: k and v of all layers."""
+        return 2 * self.k.shape[0] * self._layer_bytes
+
+    def read(self, slots: Ints) -> Rows:
+        """A copy of what the slots hold, one row each."""
+        rows = np.empty((len(slots), 2, self.k.shape[0], self._layer_bytes), dtype=np.uint8)
+        for half, pool in enumerate(self._bytes()):
+            for layer, held in enumerate(pool):
+                rows[:, half, layer] = held[slots]
+        return rows.reshape(len(slots), -1)
+
+    def write(self, slots: Ints, rows: Rows) -> None:
+        """Puts rows that `read` gave, of this or an equal pool, into slots. Safe beside a pass that uses none of them."""
+        parts = rows.reshape(len(slots), 2, self.k.shape[0], self._layer_bytes)
+        for half, pool in enumerate(self._bytes()):
+            for layer, held in enumerate(pool):
+                held[slots] = parts[:, half, layer]
+
+    def _bytes(self) -> tuple[Rows, Rows]:
+        """k and v as (layers, slots, bytes), the same memory."""
+        layers, slots = self.k.shape[:2]
+        k, v = (pool.view(torch.uint8).numpy().reshape(layers, slots, self._layer_bytes) for pool in (self.k, self.v))
+        return k, v
 
     @staticmethod
     def bytes_per_slot(*, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -41,6 +41,11 @@ class EngineConfig:
     max_queued_requests: int = 100_000
     chunked_prefill_size: int | None = None  # tokens of one step, decode rows included; None: 512, fewer beside streams: docs/scheduler.md
 
+    # what is kept of the cache outside the pool
+    cache_dir: str | None = None  # a folder: KV is kept there over restarts, and where it was evicted
+    cache_dir_bytes: int = 4 << 30  # of one model
+    host_cache_bytes: int = 0  # host memory for evicted KV; on a CPU the pool itself is host memory, so off
+
     # how it is scheduled and cached
     schedule_policy: str = "lpm"  # who is admitted next: docs/scheduler.md
     schedule_conservativeness: float = 1.0  # more: fewer requests at a time, and fewer that must give way when answers are long
@@ -61,6 +66,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        for name, least in (("cache_dir_bytes", 1), ("host_cache_bytes", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name}={value!r}: a whole number of bytes, at least {least}, is needed")
+        if self.cache_dir is not None and not self.cache_dir.strip():
+            raise ConfigError("cache_dir is empty: name a folder, or leave it out")
         if not 0 <= self.schedule_conservativeness < float("inf"):
             raise ConfigError(f"schedule_conservativeness={self.schedule_conservativeness!r}: a number of at least 0 is needed")
         if self.tpot_target is not None and not 0 < self.tpot_target < float("inf"):

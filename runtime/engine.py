@@ -31,6 +31,7 @@ from .protocol import Chunk, FinishReason, GenerateRequest, TokenLogprob
 from .request import Plan, PlanItem, Request
 from .sampler import ids_logprobs, raw_logprobs, sample
 from .scheduler import Scheduler
+from .tiers import Tiers
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -56,9 +57,11 @@ class Engine:
         self.door = Door(runner, tokenizer, config)
         self.jumps = JumpForward(tokenizer)
         self.pins = Pins(self.cache)
+        self.tiers = Tiers.open(config, self.cache, runner)
         self.steps = 0  # forward passes
         self.computed_tokens = 0  # rows of all passes
         self.goodput = Goodput()
+        self._setting: str | None = None  # what `cost` holds for, if it is to be kept
         self._live: dict[str, list[Request]] = {}
         self._deadlines: list[tuple[float, int, Request]] = []  # heap; some have ended
         self._done: list[Chunk] = []  # chunks of requests that ended outside a step
@@ -66,10 +69,17 @@ class Engine:
     @classmethod
     def open(cls, config: EngineConfig) -> Engine:
         """Finds, reads and places the model that `config` names. Raises ModelError, ConfigError."""
+        from .calibrate import calibrate, cost_file, setting
         from .open import open_runner
 
         runner, tokenizer = open_runner(config)
-        return cls(runner, tokenizer, config)
+        about = setting(config, runner)
+        cost = CostModel.load(cost_file(about))
+        if cost is None and config.tpot_target is not None:
+            cost = calibrate(runner)
+        engine = cls(runner, tokenizer, config, cost)
+        engine._setting = about
+        return engine
 
     # ---- in -------------------------------------------------------------------------------------------------------
 
@@ -92,9 +102,13 @@ class Engine:
         self.check_room(len(requests))
         self._live[rid] = list(requests)
         for one in requests:
-            self.scheduler.add(one)
+            self._queue(one)
             if one.deadline is not None:
-                heapq.heappush(self._deadlines, (one.deadline, one.turn, one))
+                heapq.heappush(self._deadlines, (one.deadline, id(one), one))
+
+    def _queue(self, request: Request) -> None:
+        if not self.tiers.fetch(request):  # else it comes when its prefix was read back
+            self.scheduler.add(request)
 
     def check_room(self, n: int) -> None:
         """Raises QueueFullError unless n more requests may wait."""
@@ -107,20 +121,32 @@ class Engine:
 
         Its last chunk (from the next `step`) has finish "abort", or `reason` as its error."""
         for request in self._live.get(rid, ())[:]:
-            self.scheduler.drop(request)
+            if not self.tiers.drop(request):
+                self.scheduler.drop(request)
             self._end(request, reason or CancelledError(f"request {rid!r} was aborted"))
 
     def flush_cache(self) -> bool:
-        """Drops all cached KV, pinned or not; False, and nothing happens, while requests run or wait."""
-        if self._live:
+        """Drops all cached KV, pinned or not, also what lies in host memory and on disk; False, and nothing happens, while requests run or wait."""
+        if self._live or self.tiers.loading:
             return False
         self.pins.clear()
+        self.tiers.clear()
         return self.cache.flush()
+
+    def close(self, *, keep: bool = True) -> None:
+        """Ends the engine: with a `cache_dir` and `keep`, what is cached is written there, for the next start. Nothing may run any more.
+
+        What was learned of this machine's steps is kept for the next run in any case."""
+        self.tiers.close(keep=keep)
+        if self._setting is not None:
+            from .calibrate import cost_file
+
+            self.cost.save(cost_file(self._setting), self._setting)
 
     @property
     def busy(self) -> bool:
         """True while a `step` has something to do or to report."""
-        return bool(self._live or self._done)
+        return bool(self._live or self._done or self.tiers.loading)
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -128,11 +154,14 @@ class Engine:
         """One forward pass, and what came of it. An empty list does not mean that nothing is left: see `busy`."""
         begin = time.monotonic()
         self._expire(begin)
+        for request in self.tiers.arrived():
+            self.scheduler.add(request)
         plan = self.scheduler.plan()
         while not plan and self.scheduler.waiting and not self.scheduler.running and self.pins.give_way():
             plan = self.scheduler.plan()
         chunks, self._done = self._done, []
         if not plan:
+            self.tiers.rest()
             return chunks
         try:
             batch = self.runner.build(plan)

@@ -173,6 +173,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         ended: float | None = None  # of the last step, if work was left then
+        sound = False
         try:
             while self._take_inbox():
                 begun = time.monotonic()
@@ -183,11 +184,13 @@ class EngineLoop:
                 self.step_time.observe(now - begun)
                 ended = now if self.engine.busy else None
                 self._send(chunks)
+            sound = True
         except BaseException as error:
             died = EngineClosedError(f"the engine died: {error}")
             died.__cause__ = error
             self._shut(died)
         self._fail_all()
+        self.engine.close(keep=sound)
 
     def _take_inbox(self) -> bool:
         """Waits until there is something to do, runs what callers left; False when closed."""

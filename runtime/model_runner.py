@@ -77,6 +77,12 @@ class ModelRunner:
     def describe(self) -> str:
         return f"{self.kernels.name}: {self.kernels.why}"
 
+    def fingerprint(self) -> str:
+        """Differs where the KV of the same ids would."""
+        from .fingerprint import fingerprint
+
+        return fingerprint(self.model.weights, self.kernels, self.pool.k.dtype)
+
 
 def available_memory() -> int:
     """Bytes that this process may still use: the machine's, or its cgroup's if that is less."""

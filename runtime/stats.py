@@ -23,6 +23,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "pinned_tokens": engine.pins.tokens,
         "tree_nodes": cache.tree.node_count,
         "saved_tokens": cache.saved_tokens,
+        "tiers": engine.tiers.stats(),
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,
         "preemptions": scheduler.preemptions,

@@ -15,7 +15,7 @@ class LlamaModel:
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, kernels: Kernels) -> None:
         self.config = config
-        self._weights = weights
+        self.weights = weights
         self._kernels = kernels
         self._decoder = kernels.decoder(weights)  # the whole stack in one call, where the device has it
 
@@ -26,7 +26,7 @@ class LlamaModel:
         return self._layer_by_layer(batch, pool_k, pool_v)
 
     def _layer_by_layer(self, batch: DecoderInput, pool_k: Tensor, pool_v: Tensor) -> Tensor:
-        kernels, weights, eps = self._kernels, self._weights, self._weights.rms_eps
+        kernels, weights, eps = self._kernels, self.weights, self.weights.rms_eps
         residual = kernels.embed(batch.input_ids, weights.embed)  # (T, hidden), grows by what each half adds
         x = kernels.rms_norm(residual, weights.layers[0].attn_norm, eps)
         norms_after = [layer.attn_norm for layer in weights.layers[1:]]

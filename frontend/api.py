@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from numbers import Real
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ..runtime.errors import RequestError, UnsupportedError
 from ..runtime.protocol import Constraint
@@ -16,8 +15,25 @@ from .choices import ChoicesSamplingMethod, token_length_normalized
 from .sampling import checked, overrides
 
 Stop = str | Sequence[str] | None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+PLAIN = frozenset((str, int, float, bool, type, type(None)))  # types of arguments that equal ones can stand in for
+
+
+def _kept(verb: F) -> F:
+    """Nodes never change, so a call with the same arguments may give the same one: a body in a batch says it again and again."""
+    known = lru_cache(1024, typed=True)(verb)
+
+    @wraps(verb)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        plain = PLAIN.issuperset(map(type, args)) and PLAIN.issuperset(map(type, kwargs.values()))
+        return known(*args, **kwargs) if plain else verb(*args, **kwargs)
+
+    return cast(F, call)
+
+
+@_kept
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -73,19 +89,21 @@ def gen(
             "choices", dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, json_object=json_object or None, tools=tools
         )
         return select(name, choices, temperature or 0.0, choices_method, seed=seed)
-    params = _sampling(
-        max_tokens, min_tokens, n, stop, stop_token_ids, stop_regex, temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty,
-        ignore_eos, seed, repetition_penalty, logit_bias, no_stop_trim, skip_special_tokens, jump_forward, finish,
-    )  # fmt: skip
+    params = overrides({
+        "max_tokens": max_tokens, "min_tokens": min_tokens, "n": n, "stop": stop, "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty, "ignore_eos": ignore_eos, "seed": seed, "repetition_penalty": repetition_penalty,
+        "logit_bias": logit_bias, "no_stop_trim": no_stop_trim, "skip_special_tokens": skip_special_tokens, "jump_forward": jump_forward,
+        "finish": finish,
+    })  # fmt: skip
     constraint, read, offered = _shape(
         dtype, tools, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, json_object=json_object or None
     )
     if whitespace is not None:
         constraint = _with_whitespace(constraint, whitespace)
-    logprobs = ir.NO_LOGPROBS
-    if return_logprob or logprob_start_len is not None or top_logprobs_num is not None or return_text_in_logprobs:
-        logprobs = ir.Logprobs(bool(return_logprob or top_logprobs_num), _whole("logprob_start_len", logprob_start_len, -1, -1),
-                               _whole("top_logprobs_num", top_logprobs_num, 0, 0), bool(return_text_in_logprobs))  # fmt: skip
+    logprobs = ir.Logprobs(bool(return_logprob or top_logprobs_num), _whole("logprob_start_len", logprob_start_len, -1, -1),
+                           _whole("top_logprobs_num", top_logprobs_num, 0, 0), bool(return_text_in_logprobs))  # fmt: skip
     if not isinstance(cache_salt, str):
         raise RequestError(f"cache_salt={cache_salt!r}: text is needed", field="cache_salt")
     return ir.Gen(
@@ -214,24 +232,6 @@ def seconds(name: str, value: float | None) -> float | None:
     return float(value)
 
 
-SAMPLING = ("max_tokens", "min_tokens", "n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
-            "frequency_penalty", "presence_penalty", "ignore_eos", "seed", "repetition_penalty", "logit_bias", "no_stop_trim",
-            "skip_special_tokens", "jump_forward", "finish")  # fmt: skip
-
-
-def _sampling(*values: Any) -> Mapping[str, Any]:
-    """`overrides` of the values of SAMPLING; a body in a batch asks for the same ones again and again."""
-    try:
-        return _sampling_once(*values)
-    except TypeError:  # a list or dict among them
-        return overrides(dict(zip(SAMPLING, values, strict=True)))
-
-
-@lru_cache(1024, typed=True)
-def _sampling_once(*values: Any) -> Mapping[str, Any]:
-    return MappingProxyType(overrides(dict(zip(SAMPLING, values, strict=True))))
-
-
 def _role(role: str, expr: Any) -> ir.Expr:
     body = ir.Text("") if expr is None else ir.expr(expr)
     for leaf in ir.leaves(body):
@@ -242,8 +242,6 @@ def _role(role: str, expr: Any) -> ir.Expr:
 
 def _shape(dtype: Any, tools: Any, **kinds: Any) -> tuple[Constraint | None, Callable[[str], Any] | None, tuple[ir.Tool, ...]]:
     """The one constraint that was asked for, the reader of its text, and the tools behind it."""
-    if dtype is None and tools is None and not any(source is not None for source in kinds.values()):
-        return None, None, ()
     _only(None, dtype=dtype, tools=tools, **kinds)
     if dtype is not None:
         return (*values.typed(dtype), ())

@@ -52,9 +52,16 @@ def run_batch(
     if order is not None and sorted(order) != list(range(len(calls))):
         raise RequestError("order: each index of an item once", field="order")
     ahead = at_once + KEPT if generator_style and order is None else len(calls)  # who takes states slowly holds the batch up
-    batch = Batch(lambda i: program._make(settings, (), calls[i]), order or range(len(calls)), at_once, ahead, fail_fast=on_error == "raise")
+    batch = Batch(
+        lambda i: program._make(settings, (), calls[i]),
+        order or range(len(calls)),
+        at_once,
+        ahead,
+        fail_fast=on_error == "raise",
+        progress_bar=progress_bar,
+    )
     batch.begin()
-    states = batch.states(progress_bar)
+    states = batch.states()
     return states if generator_style else list(states)
 
 
@@ -66,9 +73,17 @@ class Batch:
     """
 
     def __init__(
-        self, prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]], order: Sequence[int], at_once: int, ahead: int, fail_fast: bool
+        self,
+        prepare: Callable[[int], tuple[ProgramState, Callable[[], Any]]],
+        order: Sequence[int],
+        at_once: int,
+        ahead: int,
+        *,
+        fail_fast: bool,
+        progress_bar: bool,
     ) -> None:
-        self._prepare, self._order, self._size, self._fail_fast = prepare, order, len(order), fail_fast
+        self._prepare, self._order, self._size = prepare, order, len(order)
+        self._fail_fast, self._progress_bar = fail_fast, progress_bar
         self._at_once, self._ahead = at_once, ahead  # how many may be under way, and begun before the first of them was taken
         self._signal = Signal()
         self._next = self._ended = self._given = self._under_way = 0
@@ -80,10 +95,10 @@ class Batch:
         self._stopped = False
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), 0)
 
-    def states(self, progress_bar: bool) -> Iterator[ProgramState]:
+    def states(self) -> Iterator[ProgramState]:
         """States in the order of items. An error, or closing the iterator, cancels what is under way."""
         try:
-            with _progress(self._size) if progress_bar else nullcontext(lambda ended, totals: None) as show:
+            with _progress(self._size) if self._progress_bar else nullcontext(lambda ended, totals: None) as show:
                 for i in range(self._size):
                     while not self._signal.wait_for(lambda i=i: self._decided(i) is not None, time.monotonic() + PATIENCE, no_timer):  # type: ignore[misc]
                         show(self._ended, self._totals)
@@ -183,9 +198,10 @@ class Batch:
             if error is not None:
                 self._failed = i if self._failed is None else min(i, self._failed)
             wanted = self._decided(self._given) is not None
-            if state is not None:
+            if state is not None and self._progress_bar:
+                totals = state.run.totals
                 for key in self._totals:
-                    self._totals[key] += state.run.totals[key]
+                    self._totals[key] += totals[key]
         if wanted:  # the taker looks at the others when it comes to them
             self._signal.notify()
 

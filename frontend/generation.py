@@ -102,7 +102,7 @@ class Generation(Step):
         values: list[Any] = texts if node.read is None else [read_value(node.name, node.read, text) for text in texts]
         variable.value = values if n > 1 else values[0]
         variable.meta = metas if n > 1 else metas[0]
-        branch.run.account("gen", branch, node.name, self.begun, metas, variable.meta)
+        branch.run.note("gen", branch, node.name, self.begun, variable.meta)
 
     def _expire(self) -> None:
         branch = self.branch

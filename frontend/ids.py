@@ -10,7 +10,7 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
-    while high - low > 1:  # they agree up to `low` and no longer at `high`
+    while high - low > 1:  # they agree up to `low`, and not up to `high`
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

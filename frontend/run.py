@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -71,7 +71,6 @@ class Run:
         self.loop: asyncio.AbstractEventLoop | None = None  # that the body runs on, if it does
         self._starter = threading.get_ident()
         self.events: list[Event] = []  # what was generated and chosen, and which branches began, for pictures
-        self.totals = dict.fromkeys(("requests", *COUNTED), 0)
         self._busy: dict[Branch, int] = {}
         self._failed: list[Branch] = []
         self._begun, self._branches = time.monotonic(), itertools.count()
@@ -84,6 +83,18 @@ class Run:
         if timeout is not None:
             run = weakref.ref(self)  # a run that is over need not be kept until then
             backend.defer(lambda: _expire(run(), timeout), timeout)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """What the requests that have ended cost: how many they were, and the sums of their token counts."""
+        totals = dict.fromkeys(("requests", *COUNTED), 0)
+        for event in list(self.events):
+            if event.kind != "fork":
+                totals["requests"] += 1
+                for meta in event.meta if isinstance(event.meta, list) else [event.meta]:
+                    for key in COUNTED:
+                        totals[key] += meta[key]
+        return totals
 
     # ---- asked by branches ----
 
@@ -113,16 +124,6 @@ class Run:
     def failed(self, branch: Branch) -> None:
         with self.signal.lock:
             self._failed.append(branch)
-
-    def account(self, kind: str, branch: Branch, name: str | None, begun: float, metas: Sequence[Mapping[str, Any]], meta: Any) -> None:
-        """A request has ended now: `metas`, one an output, are added to the totals, and the step is kept."""
-        totals = self.totals
-        with self.signal.lock:
-            totals["requests"] += 1
-            for counted in metas:
-                for key in COUNTED:
-                    totals[key] += counted[key]
-        self.note(kind, branch, name, begun, meta)
 
     def note(self, kind: str, branch: Branch, name: str | None, begun: float, meta: Any = None) -> None:
         """Keeps a step that ended now."""

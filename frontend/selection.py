@@ -105,5 +105,5 @@ class Selection(Step):
         variable.pieces.append(text)
         variable.value = text if node.read is None else read_value(node.name, node.read, text)
         variable.meta = {**score_meta(scores), "completion_tokens": len(self.tails[text]), **meta}
-        branch.run.account("select", branch, node.name, self.begun, [variable.meta], variable.meta)
+        branch.run.note("select", branch, node.name, self.begun, variable.meta)
         self.end(variable)

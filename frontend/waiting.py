@@ -47,7 +47,7 @@ class Signal:
         if ready():
             return True
         task: Task | None = getattr(_current, "task", None)
-        while not ready():
+        while True:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 return False
@@ -59,7 +59,8 @@ class Signal:
             if task is not None and remaining is not None:
                 timer(wake, remaining)
             sleep(-1.0 if remaining is None else remaining)
-        return True
+            if ready():
+                return True
 
     async def wait_for_async(self, ready: Callable[[], Any], deadline: float | None) -> bool:
         """As `wait_for`, without blocking the event loop."""

@@ -175,7 +175,7 @@ class Fake:
                 chunks.append(Chunk(request.rid, index, error=exc))
                 continue
             made = sum([own for _, own, _ in pieces], ())
-            self._remember(ids + made)
+            self._remember(ids + made[:-1])  # as with an engine, what came last was not computed on
             seconds = time.monotonic() - start
             *first, (text, own, logprobs) = pieces
             chunks += [Chunk(request.rid, index, text, own, logprobs=logprobs) for text, own, logprobs in first]
@@ -300,7 +300,11 @@ class Fake:
         with self._lock:
             at = bisect.bisect_left(self._known, ids)
             around = self._known[max(0, at - 1) : at + 1]
-        return min(max([common_length(ids, other) for other in around], default=0), len(ids) - 1)
+        most = 0
+        for known in around:
+            if known[: most + 1] == ids[: most + 1]:
+                most = common_length(known, ids)
+        return min(most, len(ids) - 1)
 
     def _remember(self, ids: tuple[int, ...]) -> None:
         """From now on `ids` are known."""

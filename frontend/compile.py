@@ -1,7 +1,7 @@
 """A program prepared for a backend: what its graph says can be done once instead of in every run.
 
 - The constant beginning - few-shot examples, a system message - is tokenized once and computed once; every run begins
-  from its ids, and the prefix cache holds its KV.
+  from its ids, and its KV is pinned in the prefix cache as long as the compiled program is there, where the backend can do that.
 - A batch is submitted in the order in which its prompts share beginnings, and returned in the order of its items.
 
 The body itself runs as ever, so the answers are the same, also where its way depends on values.
@@ -9,15 +9,16 @@ The body itself runs as ever, so the answers are the same, also where its way de
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.protocol import Chunk, GenerateRequest, SamplingParams
+from ..runtime.protocol import GenerateRequest, SamplingParams
 from . import ir
+from .backends.base import Pinning, compute
 from .branch import Branch, Do, Prefix
 from .defaults import chat_format, resolve
 from .graph import Graph
+from .pinned import Pinned
 from .run import Run
 from .steps import settle_most
 
@@ -32,14 +33,34 @@ def compile_func(program: Program, backend: Any = None, **arguments: Any) -> Com
 
 
 class CompiledProgram:
-    """Runs as the program does. `graph` is what it was compiled from, `prefix_tokens` the length of its constant beginning."""
+    """Runs as the program does. `graph` is what it was compiled from, `prefix_tokens` the length of its constant beginning.
+
+    The beginning stays in the backend's cache until `close`, the end of `with`, or until this object is no longer referred to.
+    """
 
     def __init__(self, program: Program, backend: Any) -> None:
         self.program, self.backend = program, backend
         self.graph: Graph = program.trace()
         self.expected = tuple(self.graph.prefix())
+        self._pinned: Pinned | None = None
         self.prefix = self._prepare() if self.expected else Prefix()
         self.prefix_tokens = len(self.prefix.ids)
+
+    @property
+    def pinned_tokens(self) -> int:
+        """How many tokens of the beginning cannot be evicted; 0 with a backend that has no pins, or that refused this one."""
+        return 0 if self._pinned is None else self._pinned.tokens
+
+    def close(self) -> None:
+        """Lets the beginning be evicted again. The program still runs, and finds it cached or not."""
+        if self._pinned is not None:
+            self._pinned.close()
+
+    def __enter__(self) -> CompiledProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def run(self, *args: Any, **options: Any) -> ProgramState:
         """As `Program.run`, on the backend it was compiled for."""
@@ -62,6 +83,8 @@ class CompiledProgram:
 
     def _started(self) -> Program:
         program = self.program.bind()
+        if self._pinned is not None:
+            self._pinned.renew()
         if self.expected:
             program.begin = lambda branch: Preset(branch, self.expected, self.prefix)
         return program
@@ -76,8 +99,10 @@ class CompiledProgram:
         branch.raise_error()
         settle_most(branch, least=0)
         prefix = branch.prefix()
-        if prefix.ids and not self.backend.speculates:
-            _compute(self.backend, run.next_rid(), prefix.ids)
+        if prefix.ids and isinstance(self.backend, Pinning):
+            self._pinned = Pinned(self.backend, prefix.ids)
+        elif prefix.ids and not self.backend.speculates:
+            compute(self.backend, GenerateRequest(run.next_rid(), prefix.ids, SamplingParams(max_new_tokens=0)))
         return prefix
 
 
@@ -124,24 +149,3 @@ def _beyond(leaf: ir.Expr, expected: ir.Expr, *, last: bool) -> str | None:
     if isinstance(leaf, ir.RoleEnd) and isinstance(expected, ir.RoleEnd):
         return "" if leaf.role == expected.role else None
     return None
-
-
-def _compute(backend: Any, rid: str, ids: tuple[int, ...]) -> None:
-    """Computes `ids` and waits for it. Raises the backend's error."""
-    done = threading.Event()
-    errors: list[Exception] = []
-
-    def take(chunk: Chunk) -> None:
-        if chunk.error is not None:
-            errors.append(chunk.error)
-        if chunk.last:
-            done.set()
-
-    backend.submit(GenerateRequest(rid, ids, SamplingParams(max_new_tokens=0)), take)
-    done.wait()
-    if errors:
-        raise errors[0]
-
-
-Filter = Callable[[Branch], Preset]
-Items = Sequence[Mapping[str, Any]]

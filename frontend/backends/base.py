@@ -92,6 +92,23 @@ class Keeping(Protocol):
         """A state that begins."""
 
 
+def compute(backend: Backend, request: GenerateRequest) -> None:
+    """Has a request computed that wants no text, and waits for it. Raises its error."""
+    over = threading.Event()
+    errors: list[Exception] = []
+
+    def take(chunk: Chunk) -> None:
+        if chunk.error is not None:
+            errors.append(chunk.error)
+        if chunk.last:
+            over.set()
+
+    backend.submit(request, take)
+    over.wait()
+    if errors:
+        raise errors[0]
+
+
 class Worker:
     """One thread that runs small jobs in order, now or after a delay. It starts with the backend and ends with it."""
 

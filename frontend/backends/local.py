@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...runtime.protocol import GenerateRequest, ScoreRequest
-from .base import ChunkSink, Message, ScoreSink, Worker
+from ...runtime.protocol import GenerateRequest, SamplingParams, ScoreRequest
+from .base import ChunkSink, Message, ScoreSink, Worker, compute
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -66,6 +67,16 @@ class Runtime:
 
     def defer(self, work: Callable[[], None], delay: float = 0.0) -> None:
         self._worker.post(work, delay)
+
+    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "") -> int:
+        """See `base.Pinning`."""
+        prefill = SamplingParams(max_new_tokens=0)
+        compute(self, GenerateRequest(f"pin-{uuid.uuid4().hex}", tuple(ids), prefill, cache_salt=cache_salt))
+        return self._loop.pin(ids, ttl, cache_salt)
+
+    def unpin(self, ids: Sequence[int], cache_salt: str = "") -> bool:
+        """See `base.Pinning`."""
+        return self._loop.unpin(ids, cache_salt)
 
     def flush_cache(self) -> bool:
         """Empties the prefix cache; False while requests run."""

@@ -57,6 +57,8 @@ class _Translator:
 
     def wrap(self, node: Node, left: str, right: str) -> Term:
         """The term of `node` with what a search allows before and after it, given what stands there."""
+        if isinstance(node, (Literal, Class)):
+            return self.pad(self.plain(node), left, right)
         if isinstance(node, Alt):
             return alt(*[self.wrap(option, left, right) for option in node.options])
         if isinstance(node, Seq):
@@ -72,6 +74,8 @@ class _Translator:
         return self.pad(self.plain(node), left, right)
 
     def pad(self, term: Term, left: str, right: str) -> Term:
+        if left is not FREE and right is not FREE:
+            return term
         return seq(ANY_STRING if left is FREE else EMPTY, term, ANY_STRING if right is FREE else EMPTY)
 
     def plain(self, node: Node) -> Term:

@@ -66,6 +66,7 @@ Node = Literal | Class | Anchor | Look | Repeat | Seq | Alt
 
 MAX_DEPTH = 150  # of groups: a parser that recurses must stop before Python does
 _RUN = re.compile(r"[^\\^$.|?*+()\[{\ud800-\udfff]{2,}(?![*+?{])")  # the longest one whose last character is not repeated
+_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _CONTROL = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
@@ -158,10 +159,11 @@ class _Parser:
         return Repeat(item, *bounds)
 
     def quantifier(self) -> tuple[int, int | None] | None:
-        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self.take(sign):
-                return bounds
-        if self.peek() != "{":
+        sign = self.peek()
+        if sign in _SIGNS:
+            self.at += 1
+            return _SIGNS[sign]
+        if sign != "{":
             return None
         end = self.text.find("}", self.at)
         low, comma, high = self.text[self.at + 1 : max(end, 0)].partition(",")

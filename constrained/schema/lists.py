@@ -108,7 +108,11 @@ def needy(
     bounds = [need.lo if need.hi is None else need.hi + 1 for need in needs]
     begin = (first, (0,) * len(needs))
     names, todo = {begin: prefix}, [begin]
-    item = cache(item)
+
+    @cache
+    def member_of(written: bool, index: int, fulfilled: frozenset[int], unmet: frozenset[int]) -> Term:
+        return seq(separator if written else EMPTY, item(index, fulfilled, unmet))
+
     while todo:
         state = todo.pop()
         index, met = state
@@ -123,7 +127,7 @@ def needy(
             unmet = frozenset(i for i, need in enumerate(needs) if need.hi is not None and index >= need.start and i not in fulfilled)
             if following == state:  # counts at their bounds: nothing new is learnt
                 fulfilled = frozenset()
-            member = seq(separator if index else EMPTY, item(min(index, fixed), fulfilled, unmet))
+            member = member_of(index > 0, min(index, fixed), fulfilled, unmet)
             if member.op == "nothing":
                 continue
             if following == state:

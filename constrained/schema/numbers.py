@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from math import lcm
 from typing import Any
 
@@ -190,6 +190,14 @@ class Remainder:
         return (phase != "never" and remainder * 10 ** (self.places - places) % self.modulus == 0) is self.wanted
 
 
+CHARACTERS = "-.0123456789"
+
+
+def _ways(part: Any, state: State) -> list[State | None]:
+    """Where each of the characters leads."""
+    return [part.step(state, character) for character in CHARACTERS]
+
+
 def _order(a: str, b: str) -> int:
     return (a > b) - (a < b)
 
@@ -217,10 +225,10 @@ def _table(conditions: tuple[Any, ...]) -> Table:
     start = tuple(part.start for part in parts)
     numbers = {start: 0}
     order, edges = [start], list[dict[int, list[str]]]()
+    ways = [cache(partial(_ways, part)) for part in parts]  # a part has few states, the product many
     for states in order:
         row: dict[int, list[str]] = {}
-        for character in "-.0123456789":
-            reached = tuple([part.step(state, character) for part, state in zip(parts, states, strict=True)])
+        for character, reached in zip(CHARACTERS, zip(*[way(state) for way, state in zip(ways, states, strict=True)], strict=True), strict=True):
             if None in reached:
                 continue
             if reached not in numbers:

@@ -93,6 +93,7 @@ def generate(
             print()
             if stats:
                 print(f"{chunk.finish}\n{chunk.usage}\n{chunk.timings}", file=sys.stderr)
+    engine.close()
 
 
 @app.command()
@@ -129,6 +130,26 @@ def check(
     tokenizer = load_tokenizer(resolve(model), EngineConfig(model_path=model))
     accepted = report("regex" if regex else "json_schema", _read(source), tokenizer, text=text)
     raise typer.Exit(0 if accepted else 1)
+
+
+@app.command()
+def tree(
+    url: Annotated[str, typer.Argument(help="A running server, as http://127.0.0.1:30000.")],
+    depth: Annotated[int, typer.Option(help="Levels shown.", min=1, max=64)] = 12,
+    min_tokens: Annotated[int, typer.Option(help="Leave out branches that begin with fewer tokens.", min=1)] = 1,
+    explain: Annotated[str | None, typer.Option(help="A prompt (or @file): say how much of it is cached and why not more.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's key; default: RAMET_API_KEY.")] = None,
+) -> None:
+    """Draw what a server has cached: its prefix tree, with hits and tokens saved."""
+    from rich.console import Console
+
+    from . import tree_view
+
+    if explain is not None:
+        answer = tree_view.fetch(url, "/tree/explain", api_key=api_key, body={"text": _read(explain)})
+        Console().print(tree_view.explain(answer))
+    else:
+        Console().print(tree_view.draw(tree_view.fetch(url, "/tree", api_key=api_key, depth=depth, min_tokens=min_tokens)))
 
 
 @model_app.command("pull")

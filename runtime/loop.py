@@ -107,6 +107,14 @@ class EngineLoop:
 
         return with_text(self._ask(lambda: tree_dump(self.engine, depth, min_tokens)), self.tokenizer.decode)
 
+    def explain(self, ids: Sequence[int], cache_salt: str = "", tenant: str = "") -> dict[str, Any]:
+        """Why as much of a prompt is cached as is, and no more: `radix_cache.Explanation` as a dict, with the texts of its ids."""
+        from .stats import explanation
+
+        found = self._ask(lambda: explanation(self.engine, ids, Namespace(cache_salt, tenant)))
+        decode = self.tokenizer.decode
+        return {**found, "asked_text": decode(found["asked"]), "instead_text": [decode(way) for way in found["instead"]]}
+
     def server_info(self) -> dict[str, Any]:
         """What runs here: model, limits, peer, options, and `stats`."""
         from .stats import server_info

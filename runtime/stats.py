@@ -1,12 +1,14 @@
 """The engine as it is, as plain dicts: for `/server_info`, `/loads`, `/tree` and the command line."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from ..radix_cache import RadixNode
+    from ..radix_cache import Namespace, RadixNode
     from .engine import Engine
 
 
@@ -71,8 +73,21 @@ def tree_dump(engine: Engine, depth: int, min_tokens: int) -> dict[str, Any]:
             "children": [dump(c, level + 1) for c in children] if level < depth else [],
         }
 
-    roots = engine.cache.tree.roots.items()
-    return {"size": engine.cache.tree.size, "roots": [{"salted": bool(space.salt), "tenant": space.tenant, **dump(root, 0)} for space, root in roots]}
+    cache = engine.cache
+    return {
+        "size": cache.tree.size,
+        "eviction_policy": engine.config.eviction_policy,
+        "saved_tokens": cache.saved_tokens,
+        "evicted_tokens": cache.evicted_tokens,
+        "tiers": engine.tiers.stats(),
+        "roots": [{"salted": bool(space.salt), "tenant": space.tenant, **dump(root, 0)} for space, root in cache.tree.roots.items()],
+    }
+
+
+def explanation(engine: Engine, ids: Sequence[int], space: Namespace) -> dict[str, Any]:
+    """`cache.explain` as a dict, and `below`: how many leading ids lie in host memory or on disk."""
+    array = np.asarray(ids, dtype=np.int32)
+    return {**asdict(engine.cache.explain(array, space)), "below": engine.tiers.below(array, space)}
 
 
 def with_text(node: dict[str, Any], decode: Callable[[list[int]], str]) -> dict[str, Any]:

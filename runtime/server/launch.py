@@ -89,7 +89,7 @@ class _Running:
             return self.status
         finally:
             if self.supervisor is not None:
-                await self.supervisor.stop()
+                await self.supervisor.stop(60.0 if self.config.engine.cache_dir else 5.0)  # seconds: it may have KV to write
 
     async def _start(self) -> Service:
         """The engine process and the tokenizer, at the same time. Raises the worker's own words as EngineClosedError."""

@@ -17,7 +17,7 @@ class Lengths:
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._conservativeness = conservativeness
-        self._seen = LEAST
+        self._seen = FIRST
         self.share = FIRST
 
     def left(self, request: Request) -> int:

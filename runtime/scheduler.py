@@ -83,6 +83,16 @@ class Scheduler:
         else:
             self.waiting.remove(request, admitted=False)
 
+    def fail(self, plan: Plan) -> None:
+        """Ends the requests of a plan whose pass failed: nothing it should have written is believed, by them or by others."""
+        for item in plan.items:
+            self.settle(item.request, keep=False)
+        for node, start in reversed(plan.entered):  # what was entered below another first
+            for request in self.running:
+                if request.lease is not None and node in request.lease.node.path():
+                    self.take_back(request, start)
+            self.cache.forget(node, start)
+
     def take_back(self, request: Request, length: int) -> None:
         """Forgets the KV of positions `length`.. (ids that the engine replaced)."""
         if request.lease is not None and request.computed > length:

@@ -164,6 +164,7 @@ class Batch:
                 hub.spawn(lambda i=i: self._perform(i), ended)  # type: ignore[misc]
             elif not mine:
                 self._hubs.remove(hub)
+                hub.close()
                 return
             hub.turn()
 

@@ -39,10 +39,13 @@ class Variable:
         self.done = False
         self.value: Any = None
         self.pieces: list[str] = []
-        self.deltas: list[dict[str, Any]] = []  # meta info of each piece, if log-probabilities are wanted
+        self.deltas: list[dict[str, Any]] | None = None  # meta info of each piece, if log-probabilities are wanted
         self.meta: Any = None
         self.error: BaseException | None = None
         self.call: Any = None
+
+    def is_done(self) -> bool:
+        return self.done
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Generation(Step):
     """One generation under the branch's ids; its last chunk ends the node."""
 
-    __slots__ = ("answer", "node", "rid", "variable", "wants")
+    __slots__ = ("answer", "n", "node", "rid", "variable", "wants")
 
     def __init__(self, branch: Branch, node: ir.Gen, variable: Variable) -> None:
         super().__init__(branch)
@@ -26,12 +26,15 @@ class Generation(Step):
         run = branch.run
         self.wants = node.logprobs if node.logprobs.wanted else run.logprobs
         self.rid = run.next_rid()
+        self.answer: Answer | None = None  # from its first chunk on
+        if self.wants.wanted:
+            variable.deltas = []
 
     def submit(self) -> Generation:
         """To the backend - or, where a remote service may be asked ahead, through what it has said already."""
         branch, run, node = self.branch, self.branch.run, self.node
         request = self._request()
-        self.answer = Answer(request.params.n)
+        self.n = request.params.n
         branch.rid = self.rid
         if not run.spec_tokens or not run.backend.speculates or not speculate.fits(node, request.params, self.wants):
             branch.ahead = None
@@ -63,13 +66,16 @@ class Generation(Step):
         if chunk.error is not None:
             branch.fail(chunk.error)
             return
-        over = self.answer.add(chunk)
+        if self.answer is None:
+            self.answer = Answer(self.n)
+        answer = self.answer
+        over = answer.add(chunk)
         if chunk.index == 0 and (chunk.text or chunk.logprobs):
             self._show(chunk)
         if not over:
             return
         try:
-            self._take_in()
+            self._take_in(answer)
         except Exception as exc:  # the text could not be read as the type that was asked for
             branch.fail(exc)
             return
@@ -78,16 +84,16 @@ class Generation(Step):
     def _show(self, chunk: Chunk) -> None:
         branch, variable = self.branch, self.variable
         branch.show(chunk.text)
-        if self.wants.wanted:
+        if variable.deltas is not None:
             variable.deltas.append(logprob_lists("output", chunk.logprobs, branch.run.backend, self.wants.with_text))
         variable.pieces.append(chunk.text)
         if not chunk.last:
             branch.stream.notify()
 
-    def _take_in(self) -> None:
+    def _take_in(self, answer: Answer) -> None:
         """The whole answer is there: its ids become the branch's, its text the value."""
-        branch, node, variable, answer = self.branch, self.node, self.variable, self.answer
-        backend, n = branch.run.backend, len(answer)
+        branch, node, variable, n = self.branch, self.node, self.variable, self.n
+        backend = branch.run.backend
         end = answer.end()
         ids, rest = kept(backend, answer.ids(), answer.text(), end.finish if end is not None else None)
         branch.ids += ids

@@ -147,7 +147,7 @@ class ProgramState:
         await branch.signal.wait_for_async(lambda: name in branch.variables or self.run.ended or branch.error, None)
         variable = branch.variables.get(name)
         if variable is not None:
-            await variable.owner.signal.wait_for_async(lambda: variable.done, None)
+            await variable.owner.signal.wait_for_async(variable.is_done, None)
         return self.get_var(name)
 
     def __contains__(self, name: str) -> bool:
@@ -236,7 +236,7 @@ class ProgramState:
         variable = find(self._branch, name, deadline)
         if not variable.done and self.run.blocks_loop():
             raise RuntimeError(f"reading {name!r} here would block the event loop that the program runs on; use await state.aget({name!r})")
-        if not variable.owner.signal.wait_for(lambda: variable.done, deadline, self.run.backend.defer):
+        if not variable.owner.signal.wait_for(variable.is_done, deadline, self.run.backend.defer):
             raise TimeoutError(f"{name!r} was not there after {timeout} s")
         if variable.error is not None:
             variable.owner.raise_error()
@@ -271,7 +271,7 @@ class _Reader:
         ended = self._ended()  # before the pieces are looked at: what comes later is for the next look
         variable = self._variable()
         pieces = self.branch.pieces if self.name is None else variable.pieces if variable is not None else []
-        metas = variable.deltas if variable is not None else []
+        metas = (variable.deltas if variable is not None else None) or []
         fresh = [(pieces[i], metas[i] if i < len(metas) else {}) for i in range(self.at, len(pieces))]
         self.at += len(fresh)
         if not ended:

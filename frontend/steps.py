@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,17 +13,16 @@ if TYPE_CHECKING:
 class Step:
     """A node in flight. An executor that wants to wait for it and its answer meet here: the second one goes on."""
 
-    __slots__ = ("_lock", "_over", "_parked", "begun", "branch")
+    __slots__ = ("_over", "_parked", "begun", "branch")
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
         self.begun = time.monotonic()
-        self._lock = threading.Lock()
         self._parked = self._over = False
 
     def park(self) -> bool:
         """Called by the executor. False: the answer is there, go on at once."""
-        with self._lock:
+        with self.branch.signal.lock:
             self._parked = not self._over
             return self._parked
 
@@ -32,7 +30,7 @@ class Step:
         """Called with the answer, all of it in the branch and in the variable: whoever waits for it may go on."""
         self.branch.rid = None
         variable.done = True
-        with self._lock:
+        with self.branch.signal.lock:
             self._over = True
             parked = self._parked
         if parked:

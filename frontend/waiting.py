@@ -31,16 +31,28 @@ class Signal:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._wakers: list[Waker] = []
+        self._wakers: list[Waker] | None = None
 
     def notify(self) -> None:
         """Wakes all who wait. Not to be called with the lock held."""
         if not self._wakers:  # who adds one now looks once more after that
             return
         with self.lock:
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
+            wakers, self._wakers = self._wakers, None
+        for wake in wakers or ():
             wake()
+
+    def _add(self, wake: Waker) -> None:
+        with self.lock:
+            if self._wakers is None:
+                self._wakers = [wake]
+            else:
+                self._wakers.append(wake)
+
+    def _forget(self, wake: Waker) -> None:
+        """Time is over for this one."""
+        with self.lock, suppress(ValueError):
+            (self._wakers or []).remove(wake)
 
     def wait_for(self, ready: Callable[[], Any], deadline: float | None, timer: Timer) -> bool:
         """Waits until `ready()`, at most until `deadline` (time.monotonic). Returns whether it is."""
@@ -52,8 +64,7 @@ class Signal:
             if remaining is not None and remaining <= 0:
                 return False
             sleep, wake = task.sleeper() if task is not None else _thread_sleeper()
-            with self.lock:
-                self._wakers.append(wake)
+            self._add(wake)
             if ready():  # it came between the two looks
                 return True
             if task is not None and remaining is not None:
@@ -61,6 +72,8 @@ class Signal:
             sleep(-1.0 if remaining is None else remaining)
             if ready():
                 return True
+            if remaining is not None:
+                self._forget(wake)
 
     async def wait_for_async(self, ready: Callable[[], Any], deadline: float | None) -> bool:
         """As `wait_for`, without blocking the event loop."""
@@ -75,8 +88,7 @@ class Signal:
                 with suppress(RuntimeError):  # the loop is closed, so nobody waits
                     loop.call_soon_threadsafe(changed.set)
 
-            with self.lock:
-                self._wakers.append(wake)
+            self._add(wake)
             if ready():
                 return True
             with suppress(TimeoutError):
@@ -99,7 +111,8 @@ class Task:
     """A function that runs as a greenlet and gives its thread away while it waits.
 
     `schedule` arranges that `resume` is called soon on the thread that runs the task. `done` is called at its end.
-    `carriers` are greenlets of that thread that are at leisure: starting one costs more than a short program.
+    `carriers` are greenlets of that thread that are at leisure: starting one costs more than a short program. Without, it has
+    one for itself.
     """
 
     def __init__(
@@ -108,7 +121,7 @@ class Task:
         self.result: Any = None
         self.error: BaseException | None = None
         self._function, self._schedule, self._done = function, schedule, done
-        self._carriers = [] if carriers is None else carriers
+        self._carriers = carriers
         self._context = contextvars.copy_context()
         self._carrier: Any = None  # the greenlet that runs it, from its first turn to its end
         self._over = False
@@ -135,8 +148,11 @@ class Task:
         finally:
             _current.task = outer
         if self._over:
-            self._carriers.append(carrier)
             self._carrier = None
+            if self._carriers is None:
+                carrier.switch(None)
+            else:
+                self._carriers.append(carrier)
             self._done(self)
 
     def sleeper(self) -> tuple[Callable[[float], Any], Waker]:
@@ -169,10 +185,11 @@ class Task:
         self._over = True
 
 
-def _carry(task: Task) -> None:
-    """The life of a carrier: one task after the other, each handed over by the switch that wakes it."""
-    while True:
+def _carry(task: Task | None) -> None:
+    """The life of a carrier: one task after the other, each handed over by the switch that wakes it, until None comes."""
+    while task is not None:
         task.run()
+        task = None  # not kept while the carrier is at leisure
         task = _greenlets().getcurrent().parent.switch()
 
 
@@ -210,6 +227,14 @@ class Hub:
         task.resume()
         self.resuming = False
 
+    def close(self) -> None:
+        """Ends the carriers. A greenlet that is left suspended when its thread ends is never freed, nor is what it refers to."""
+        here = _greenlets().getcurrent()
+        while self._carriers:
+            carrier = self._carriers.pop()
+            carrier.parent = here
+            carrier.switch(None)
+
 
 def run_all(functions: list[Callable[[], Any]]) -> list[Task]:
     """Runs functions side by side as tasks of the calling thread and returns them ended, in order."""
@@ -226,6 +251,7 @@ def run_all(functions: list[Callable[[], Any]]) -> list[Task]:
         tasks.append(hub.spawn(function, done))
     while left:
         hub.turn()
+    hub.close()
     return tasks
 
 

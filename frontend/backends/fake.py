@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...runtime.errors import CancelledError, ConstraintError, EngineClosedError, PromptError, RequestError
@@ -111,7 +112,7 @@ class Fake:
                 answer = None
             self.calls.append(request)
             self._live.add(request.rid)
-        self._soon(lambda: self._answer(request, ids, answer, sink, time.monotonic()))
+        self._soon(partial(self._answer, request, ids, answer, sink, time.monotonic()))
 
     def score(self, request: ScoreRequest, sink: ScoreSink) -> None:
         self._check(request)

@@ -222,6 +222,8 @@ class RadixTree:
         for gone in below:
             gone.children = {}
         self._detach(node)
+        for gone in below:
+            gone.parent = None  # or it would be taken for a leaf that can be evicted
         return np.frombuffer(freed, dtype=np.int32)
 
     def nodes(self) -> Iterator[RadixNode]:

@@ -111,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestScheduler.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
 
 
 def test_a_request_that_equals_the_pool_runs():

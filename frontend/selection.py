@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .branch import Branch, Variable
 
 Ids = tuple[int, ...]
-Rows = list[list[tuple[float, int, str]]]
+Row = list[tuple[float, int, str | None]]
+Rows = list[Row]
 
 
 class Selection(Step):
@@ -78,13 +79,15 @@ class Selection(Step):
         self._score((self._start_id(),), own.values(), lambda alone: self._choose(scores, self._rows(own, alone)))
 
     def _rows(self, ids_of: dict[str, Ids], scores: Scores) -> Rows:
-        """By option, (log-probability, id, text) of each of its tokens."""
-        decode = self.branch.run.backend.decode
+        """By option, (log-probability, id, text) of each of its tokens; of a service whose tokens have no ids here, -1 and None."""
         known: dict[Ids, Sequence[float]] = dict(zip(distinct(ids_of.values()), scores.logprobs, strict=True))
-        return [
-            [(logprob, i, decode([i])) for i, logprob in zip(ids_of[choice], known.get(ids_of[choice], ()), strict=False)]
-            for choice in self.node.choices
-        ]
+        return [self._row(ids_of[choice], known.get(ids_of[choice], ())) for choice in self.node.choices]
+
+    def _row(self, ids: Ids, logprobs: Sequence[float]) -> Row:
+        if len(ids) != len(logprobs):
+            return [(logprob, -1, None) for logprob in logprobs]
+        decode = self.branch.run.backend.decode
+        return [(logprob, i, decode([i])) for i, logprob in zip(ids, logprobs, strict=True)]
 
     def _choose(self, scores: Scores, alone: Rows | None) -> None:
         branch, node, variable, rows = self.branch, self.node, self.variable, self._rows(self.tails, scores)

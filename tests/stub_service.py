@@ -13,11 +13,18 @@ from typing import Any
 class Stub:
     """`say(prompt or messages, body)` gives the whole text that the model would write. Words are its tokens.
 
-    `requests` holds all bodies; `per_piece` is how many tokens come in one event.
+    `requests` holds all bodies; `per_piece` is how many tokens come in one event. `score` gives the log-probability of a token that
+    is echoed, `write(text, body)` the next tokens that could follow the text of an answer, with theirs: the likeliest is written.
     """
 
-    def __init__(self, say: Callable[[Any, dict[str, Any]], str], per_piece: int = 1, score: Callable[[str], float] | None = None) -> None:
-        self.say, self.per_piece, self.score = say, per_piece, score
+    def __init__(
+        self,
+        say: Callable[[Any, dict[str, Any]], str],
+        per_piece: int = 1,
+        score: Callable[[str], float] | None = None,
+        write: Callable[[str, dict[str, Any]], dict[str, float]] | None = None,
+    ) -> None:
+        self.say, self.per_piece, self.score, self.write = say, per_piece, score, write
         self.requests: list[dict[str, Any]] = []
         stub = self
 
@@ -47,6 +54,9 @@ class Stub:
         chat = handler.path.endswith("/chat/completions")
         if body.get("echo"):
             self._send(handler, self._echo(body))
+            return
+        if self.write is not None and body.get("logprobs"):
+            self._send(handler, self._written(body))
             return
         text = self.say(body["messages"] if chat else body["prompt"], body)
         if text.startswith("!"):
@@ -86,19 +96,35 @@ class Stub:
             "choices": [choice],
         }
 
+    def _written(self, body: dict[str, Any]) -> dict[str, Any]:
+        assert self.write is not None
+        text, content = "", []
+        while follow := self.write(text, body):
+            best = max(follow, key=follow.__getitem__)
+            listed = sorted(follow.items(), key=lambda f: -f[1])[: body["top_logprobs"]]
+            top = [{"token": t, "bytes": list(t.encode()), "logprob": p} for t, p in listed]
+            content.append({**top[0], "top_logprobs": top})
+            text += best
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": {"content": content}}
+        usage = {"prompt_tokens": 5, "completion_tokens": len(content), "total_tokens": 0}
+        return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+
     def _echo(self, body: dict[str, Any]) -> dict[str, Any]:
-        tokens = words(body["prompt"])
-        offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         assert self.score is not None
-        logprobs = {
-            "tokens": tokens,
-            "token_logprobs": [None, *(self.score(t) for t in tokens[1:])],
-            "text_offset": offsets,
-            "top_logprobs": None,
-        }
-        choice = {"index": 0, "text": body["prompt"], "finish_reason": "length", "logprobs": logprobs}
-        usage = {"prompt_tokens": len(tokens), "completion_tokens": 0, "total_tokens": len(tokens)}
-        return {"id": "x", "object": "text_completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+        choices, count = [], 0
+        for index, prompt in enumerate([body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]):
+            tokens = words(prompt)
+            logprobs = {
+                "tokens": tokens,
+                "token_logprobs": [None, *(self.score(t) for t in tokens[1:])],
+                "text_offset": [sum(map(len, tokens[:i])) for i in range(len(tokens))],
+                "top_logprobs": None,
+            }
+            choices.append({"index": index, "text": prompt, "finish_reason": "length", "logprobs": logprobs})
+            count += len(tokens)
+        usage = {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count}
+        return {"id": "x", "object": "text_completion", "created": 0, "model": "m", "choices": choices, "usage": usage}
 
     @staticmethod
     def _send(handler: BaseHTTPRequestHandler, body: Any, status: int = 200) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...runtime.errors import BackendError, DeadlineError, PromptError, RequestError, UnsupportedError
 from ...runtime.protocol import Chunk, Constraint, FinishReason, GenerateRequest, SamplingParams, ScoreRequest, Scores, Timings, Usage
+from . import asked_choice
 from . import bytes as ids_of
 from .base import ChunkSink, Message, ScoreSink
 from .remote import Calls
@@ -146,55 +147,71 @@ class OpenAI:
         self._calls.start(request.rid, lambda: work(request, sink), lambda error: sink(Scores(request.rid, error=error)))
 
     async def _choose(self, request: ScoreRequest, sink: ScoreSink) -> None:
-        """Chat services give no scores of given texts: the model is made to answer with one of them, which then has probability 1."""
+        """Chat services score no given text: the model is made to choose, and tells how likely it was to choose otherwise."""
+        if request.prompt == self.eos_ids:
+            raise UnsupportedError("choices_method: a chat service cannot say how probable an option is by itself", field="choices_method")
         texts = [ids_of.decode(option) for option in request.options]
-        choice = {
-            "type": "object",
-            "properties": {"choice": {"type": "string", "enum": texts}},
-            "required": ["choice"],
-            "additionalProperties": False,
+        begun, usage = time.monotonic(), Usage()
+
+        async def ask(options: Sequence[str]) -> dict[str, float]:
+            nonlocal usage
+            if len(options) == 1:
+                return {options[0]: 0.0}
+            tokens, billed = await self._chosen(request, options)
+            usage = Usage(usage.prompt_tokens + billed.prompt_tokens, usage.cached_tokens + billed.cached_tokens)
+            found: dict[str, float] = {}
+            for way in asked_choice.ways(tokens, options):
+                found |= {option: way.logprob + logprob for option, logprob in (await ask(way.options)).items()}
+            return found
+
+        async with _Errors(self._openai):
+            logprobs = await ask(texts)
+        seconds = time.monotonic() - begun
+        scores = Scores(request.rid, tuple((logprobs[text],) for text in texts), usage, Timings(0.0, seconds, 0.0, seconds))
+        self._calls.worker.post(lambda: sink(scores))
+
+    async def _chosen(self, request: ScoreRequest, options: Sequence[str]) -> tuple[list[asked_choice.Token], Usage]:
+        """The tokens of an answer that is one of `options`, with their alternatives."""
+        shape = Constraint("json_schema", json.dumps(asked_choice.schema(options)))
+        params = SamplingParams(temperature=0.0, max_new_tokens=64 + max(map(len, options)), constraint=shape)
+        body = {**self._body(request.prompt, params), "logprobs": True, "top_logprobs": asked_choice.TOP}
+        if request.deadline is not None:
+            body["timeout"] = request.deadline
+        answer = await self._client.chat.completions.create(**body)
+        given = answer.choices[0].logprobs
+        if given is None or not given.content:
+            raise UnsupportedError(
+                "select: this service gives no log-probabilities, so the options cannot be compared; let it choose with "
+                "gen(json_schema=...) of an object that has an enum",
+                field="choices",
+            )
+        return asked_choice.tokens_of(given.content), self._billed(answer.usage)
+
+    async def _score(self, request: ScoreRequest, sink: ScoreSink) -> None:
+        """Completion services score texts by echoing them: one call for all options."""
+        prompt = ids_of.decode(request.prompt)
+        begun = time.monotonic()
+        body: dict[str, Any] = {
+            "model": self.model_name,
+            "prompt": [prompt + ids_of.decode(option) for option in request.options],
+            "max_tokens": 0,
+            "echo": True,
+            "logprobs": 1,
+            "temperature": 0,
         }
-        params = SamplingParams(
-            temperature=0.0, max_new_tokens=64 + max(map(len, texts)), constraint=Constraint("json_schema", json.dumps(choice))
-        )
-        body = self._body(request.prompt, params)
         if request.deadline is not None:
             body["timeout"] = request.deadline
         async with _Errors(self._openai):
-            answer = await self._client.chat.completions.create(**body)
-        try:
-            chosen = texts.index(json.loads(answer.choices[0].message.content)["choice"])
-        except (ValueError, KeyError, TypeError) as exc:
-            raise BackendError(f"the service did not choose one of {texts}: it answered {answer.choices[0].message.content!r}") from exc
+            answer = await self._client.completions.create(**body)
         usage = self._billed(answer.usage)
-        rows = tuple((0.0 if i == chosen else float("-inf"),) * len(option) for i, option in enumerate(request.options))
-        self._calls.worker.post(lambda: sink(Scores(request.rid, rows, usage)))
-
-    async def _score(self, request: ScoreRequest, sink: ScoreSink) -> None:
-        """Completion services score a text by echoing it: one call an option."""
-        prompt = ids_of.decode(request.prompt)
-        rows, usage = [], Usage()
-        for option in request.options:
-            body = {
-                "model": self.model_name,
-                "prompt": prompt + ids_of.decode(option),
-                "max_tokens": 0,
-                "echo": True,
-                "logprobs": 1,
-                "temperature": 0,
-            }
-            async with _Errors(self._openai):
-                answer = await self._client.completions.create(**body)
-            usage = self._billed(answer.usage)
-            scored = answer.choices[0].logprobs
-            if scored is None or not scored.token_logprobs:
-                raise UnsupportedError(
-                    "select: this service does not score given text (echo with logprobs); use a chat model or RuntimeEndpoint",
-                    field="choices",
-                )
-            ends = [at + len(token) for at, token in zip(scored.text_offset, scored.tokens, strict=True)]
-            rows.append(tuple(p or 0.0 for p, end in zip(scored.token_logprobs, ends, strict=True) if end > len(prompt)))
-        self._calls.worker.post(lambda: sink(Scores(request.rid, tuple(rows), usage)))
+        echoed = [choice.logprobs for choice in sorted(answer.choices, key=lambda choice: choice.index)]
+        if len(echoed) != len(request.options) or any(e is None or not e.token_logprobs for e in echoed):
+            raise UnsupportedError(
+                "select: this service does not score given text (echo with logprobs); use a chat model or RuntimeEndpoint", field="choices"
+            )
+        rows = _rows_after(len(prompt), echoed)
+        seconds = time.monotonic() - begun
+        self._calls.worker.post(lambda: sink(Scores(request.rid, rows, usage, Timings(0.0, seconds, 0.0, seconds))))
 
     def abort(self, rid: str) -> None:
         self._calls.abort(rid)
@@ -335,6 +352,16 @@ class _Errors:
             raise BackendError(f"the service answered {exc.status_code}: {exc.message}", status=exc.status_code) from exc
         if isinstance(exc, self._openai.OpenAIError):
             raise BackendError(f"the service could not be asked: {exc}") from exc
+
+
+def _rows_after(length: int, echoed: Sequence[Any]) -> tuple[tuple[float, ...], ...]:
+    """The log-probabilities of texts from where the first of them leaves the prompt of `length` characters, in the midst of a token or not."""
+
+    def ends(e: Any) -> list[int]:
+        return [at + len(token) for at, token in zip(e.text_offset, e.tokens, strict=True)]
+
+    start = min(next((at for at, end in zip(e.text_offset, ends(e), strict=True) if end > length), length) for e in echoed)
+    return tuple(tuple(p or 0.0 for p, at in zip(e.token_logprobs, e.text_offset, strict=True) if at >= start) for e in echoed)
 
 
 def _usage(usage: Any) -> Usage:

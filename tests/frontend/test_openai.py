@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from stub_service import Stub
@@ -17,8 +18,8 @@ from ramet.runtime.protocol import FinishReason, SamplingParams
 def service():
     opened = []
 
-    def open_service(say, model="gpt-x", *, per_piece=1, score=None, **options):
-        stub = Stub(say, per_piece, score)
+    def open_service(say, model="gpt-x", *, per_piece=1, score=None, write=None, **options):
+        stub = Stub(say, per_piece, score, write)
         backend = ramet.OpenAI(model, base_url=stub.url, api_key="k", max_retries=0, **options)
         opened.append((stub, backend))
         return stub, backend
@@ -86,21 +87,96 @@ def test_json_and_typed_values(service):
     assert stub.requests[0]["response_format"]["json_schema"]["strict"] is True
 
 
-def test_select_of_a_chat_model(service):
-    stub, backend = service(lambda messages, body: json.dumps({"choice": "no"}))
+def writer(weights):
+    """What a model of one-letter tokens writes after a text, if it answers an option in proportion to its weight; and it may go astray."""
+
+    def write(text, body):
+        options = body["response_format"]["json_schema"]["schema"]["properties"]["choice"]["enum"]
+        whole = {json.dumps({"choice": option}, ensure_ascii=False): weights[option] for option in options}
+        live = {answer: weight for answer, weight in whole.items() if answer.startswith(text) and answer != text}
+        follow = {}
+        for answer, weight in live.items():
+            follow[answer[len(text)]] = follow.get(answer[len(text)], 0.0) + weight
+        total = sum(follow.values()) * 1.25
+        astray = {"@": math.log(0.2)} if 0.2 * total < max(follow.values(), default=0.0) else {}
+        return {token: math.log(weight / total) for token, weight in follow.items()} | astray if follow else {}
+
+    return write
+
+
+WEIGHTS = {"yes": 0.5, "yes, but": 0.1, "yesterday": 0.05, "no": 0.2, "no\nway": 0.1, "né": 0.05}
+
+
+@pytest.mark.parametrize("options", [["yes", "no"], list(WEIGHTS), ["yes", "yes, but"], ["no\nway", "né", "no"], ["yesterday"]])
+def test_select_of_a_chat_model_gives_the_whole_distribution(service, options):
+    stub, backend = service(lambda messages, body: "", write=writer(WEIGHTS))
 
     def body(s):
-        s += ramet.user("yes or no?") + ramet.assistant(select("v", ["yes", "no"]))
+        s += ramet.user("which?") + ramet.assistant(select("v", options))
 
-    assert run(body, backend)["v"] == "no"
-    assert stub.requests[0]["response_format"]["json_schema"]["schema"]["properties"]["choice"]["enum"] == ["yes", "no"]
+    state = run(body, backend)
+    total = sum(WEIGHTS[o] for o in options)
+    assert state.get_meta_info("v")["distribution"] == pytest.approx([WEIGHTS[o] / total for o in options])
+    assert state["v"] == max(options, key=WEIGHTS.__getitem__) and state.text().endswith(state["v"] + "\ue0f0\ue0f1")
+    asked = [request["response_format"]["json_schema"]["schema"]["properties"]["choice"]["enum"] for request in stub.requests]
+    assert len(asked) < len(options) and (not asked or asked[0] == options)
+    assert state.run.totals["prompt_tokens"] == 5 * len(asked) == backend.token_usage.prompt_tokens
 
 
-def test_select_of_a_completion_model(service):
+def test_select_of_a_chat_model_draws_by_the_distribution(service):
+    _, backend = service(lambda messages, body: "", write=writer(WEIGHTS))
+    program = ramet.function(lambda s, seed: s.__iadd__(ramet.user("?") + ramet.assistant(select("v", ["yes", "no"], temperature=1, seed=seed))) and None)
+    drawn = [state["v"] for state in program.run_batch([(seed,) for seed in range(60)], backend=backend, num_threads=4)]
+    assert 5 <= drawn.count("no") <= 30
+
+
+def test_options_that_no_alternative_begins_count_as_the_least_likely(service):
+    def write(text, body):
+        left = '{"choice": "c0"}'[len(text) :]
+        return {"c": -0.1, "x": -4.0} if left.startswith("c0") else {left[0]: 0.0} if left else {}
+
+    _, backend = service(lambda messages, body: "", write=write)
+    state = run(lambda s: s.__iadd__(ramet.user("?") + ramet.assistant(select("v", ["c0", "far"]))) and None, backend)
+    chosen, far = state.get_meta_info("v")["scores"]
+    assert state["v"] == "c0" and far - chosen == pytest.approx(-4.0 + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "words"),
+    [
+        (lambda text, body: {"I say yes": -0.1} if not text else {}, ramet.BackendError, "one of"),
+        (lambda text, body: {'{"choice": "maybe"}': -0.1} if not text else {}, ramet.BackendError, "one of"),
+        (lambda text, body: {'{"choice": "': -0.1} if not text else {}, ramet.BackendError, "broke off"),
+        (lambda text, body: {}, ramet.UnsupportedError, "no log-probabilities"),
+    ],
+)
+def test_select_of_a_chat_model_that_does_not_choose(service, write, error, words):
+    _, backend = service(lambda messages, body: "", write=write)
+    with pytest.raises(error, match=words):
+        run(lambda s: s.__iadd__(ramet.user("?") + ramet.assistant(select("v", ["yes", "no"]))) and None, backend)
+
+
+def test_options_by_themselves_are_nothing_a_chat_service_can_score(service):
+    _, backend = service(lambda messages, body: "", write=writer(WEIGHTS))
+    choice = select("v", ["yes", "no"], choices_method=ramet.unconditional_likelihood_normalized)
+    with pytest.raises(ramet.UnsupportedError, match="by itself"):
+        run(lambda s: s.__iadd__(ramet.user("?") + ramet.assistant(choice)) and None, backend)
+
+
+def test_select_of_a_completion_model_is_one_call(service):
     scores = {" yes": -3.0, " no": -1.0}
-    _, backend = service(lambda p, b: "", **COMPLETION, score=lambda token: scores.get(token, -9.0))
+    stub, backend = service(lambda p, b: "", **COMPLETION, score=lambda token: scores.get(token, -9.0))
     state = run(lambda s: s.__iadd__("Q:" + select("v", [" yes", " no"])) and None, backend)
     assert state["v"] == " no" and state.get_meta_info("v")["scores"] == pytest.approx([-3.0, -1.0])
+    assert len(stub.requests) == 1
+
+
+def test_options_that_merge_with_the_prompt_are_scored_from_there_all_of_them(service):
+    """"a" + "b" is one token of the service, "a" + " c" two: both are scored with the "a"."""
+    scores = {"ab": -2.0, "a": -0.5, " c": -1.0}
+    _, backend = service(lambda p, b: "", **COMPLETION, score=lambda token: scores.get(token, -9.0))
+    state = run(lambda s: s.__iadd__("x a" + select("v", ["b", " c"])) and None, backend)
+    assert state.get_meta_info("v")["scores"] == pytest.approx([-9.0, (-9.0 - 1.0) / 2])
 
 
 @pytest.mark.parametrize(

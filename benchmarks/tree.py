@@ -5,7 +5,8 @@
 Three figures on the whole engine, prompts of random ids: one decode step of 1 and of 32 branches below one prefix; a tree of three levels
 (1 x 4 x 8, 1,000 tokens a level); and, counted from what the kernels are told, the KV positions that a step reads against those that
 are different ones. Steps with tree attention and without alternate on the same engine, so both see the same machine; a figure is
-the median. The prefixes' KV is drawn, not computed: a decode step costs the same. `attention` is the same pass through the attention kernel alone (all layers), which tells it from the rest of the step.
+the median. The prefixes' KV is drawn, not computed: a decode step costs the same. `attention` is the same pass through the attention
+kernel alone (all layers), which tells it from the rest of the step.
 """
 from __future__ import annotations
 

@@ -1,0 +1,45 @@
+"""A server with --cache-dir, ended and started again: the first request finds its prompt where the last server left it."""
+from __future__ import annotations
+
+from serving import Served
+from typer.testing import CliRunner
+
+from ramet.frontend.backends.local import Runtime
+from ramet.runtime.cli import app
+
+REAL = "ramet.runtime.server.parts"
+PROMPT = "The quick brown fox jumps over the lazy dog, and " * 30
+
+
+def test_a_restarted_server_is_warm_and_says_why(embedded_model, tmp_path):
+    answers = []
+    for turn in range(2):
+        server = Served("--cache-dir", str(tmp_path / "kv"), "--max-total-tokens", "2048", factory=REAL)
+        try:
+            with server.client() as http:
+                if turn:
+                    explained = http.post("/tree/explain", json={"text": PROMPT}).json()
+                    assert explained["cached"] == 0 and explained["below"] > 300
+                sampling = {"max_new_tokens": 8, "temperature": 0}
+                answers.append(http.post("/generate", json={"text": PROMPT, "sampling_params": sampling}).json())
+                explained = http.post("/tree/explain", json={"text": PROMPT + "purple"}).json()
+                assert explained["cached"] > 300 and "purple" in explained["asked_text"]
+                drawn = CliRunner().invoke(app, ["tree", server.url])
+                assert drawn.exit_code == 0 and "The quick brown fox" in drawn.stdout
+        finally:
+            assert server.end() == 0
+    cold, warm = answers
+    assert warm["text"] == cold["text"]
+    prompt_tokens = warm["meta_info"]["prompt_tokens"]
+    assert cold["meta_info"]["cached_tokens"] == 0 and warm["meta_info"]["cached_tokens"] >= prompt_tokens - 17
+
+
+def test_a_runtime_too(embedded_model, tmp_path):
+    options = {"cache_dir": str(tmp_path), "max_total_tokens": 2048}
+    with Runtime(**options) as first:
+        cold = first.generate(PROMPT, {"max_new_tokens": 4, "temperature": 0})
+    with Runtime(**options) as second:
+        warm = second.generate(PROMPT, {"max_new_tokens": 4, "temperature": 0})
+    assert warm["text"] == cold["text"] and warm["meta_info"]["cached_tokens"] > 300
+    with Runtime(**options, kernels="reference") as other:  # KV of other kernels is another model's
+        assert other.generate(PROMPT[:200], {"max_new_tokens": 1})["meta_info"]["cached_tokens"] == 0

@@ -50,6 +50,12 @@ class UnpinBody(Wire):
     cache_salt: str = ""
 
 
+class ExplainBody(UnpinBody):
+    """The body of POST /tree/explain: a prompt, and whose."""
+
+    tenant: str = ""
+
+
 class PinBody(UnpinBody):
     """The body of POST /pin: a prefix, computed if need be, and for how many seconds it may not be evicted."""
 
@@ -222,6 +228,12 @@ def routes(service: Service) -> APIRouter:
     @router.get("/tree")
     async def tree(depth: int = Query(6, ge=1, le=64), min_tokens: int = Query(1, ge=1, le=1_000_000)) -> Response:
         return Json(await client.call("tree", depth=depth, min_tokens=min_tokens))
+
+    @router.post("/tree/explain", openapi_extra=wire.schema(ExplainBody))
+    async def explain(request: Request) -> Response:
+        body = await wire.read(request, ExplainBody)
+        ids = await prompt_ids(service, body)
+        return Json(await client.call("explain", ids=ids, cache_salt=body.cache_salt, tenant=body.tenant))
 
     @router.post("/encode")
     @router.post("/classify")

@@ -65,6 +65,7 @@ class GenerateBody(Wire):
     priority: int | Ids = 0
     cache_salt: str | None = None
     extra_key: str | None = Field(None, description="SGLang's other name of cache_salt")
+    tenant: str = Field("", description="Requests of different tenants share no KV, whatever their salts")
     deadline: Number | None = Field(None, gt=0, description="seconds")
 
 
@@ -101,6 +102,7 @@ class Batch:
                 token_ids_logprob=tuple(body.token_ids_logprob or ()),
                 priority=columns["priority"][i],
                 cache_salt=body.cache_salt or body.extra_key or "",
+                tenant=body.tenant,
                 deadline=service.deadline(body.deadline),
             )
             for i, (prompt, rid) in enumerate(zip(prompts, rids, strict=True))

@@ -164,6 +164,10 @@ class FakeLoop:
         }
         return {"size": sum(c["tokens"] for c in children), "roots": [root]}
 
+    def explain(self, ids: Sequence[int], cache_salt: str = "", tenant: str = "") -> dict[str, Any]:
+        cached = len(ids) if (cache_salt, tuple(ids)) in self.seen else 0
+        return {"tokens": len(ids), "cached": cached, "asked": ids[cached:][:8], "instead": [], "branches": 0, "evicted": [], "below": 0}
+
     def stats(self) -> dict[str, Any]:
         if self.dead:
             raise self.dead

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 __all__ = ["KernelError", "get_kernels"]
 
 # Peers by name, each the module whose `open_peer(device, dtype, threads)` makes it or raises KernelError; fastest first.
-PEERS = {"cpu": ".cpu", "reference": ".reference"}
-RUNS_ON = {"cpu": ("cpu", "reference"), "cuda": ("reference",)}
+PEERS = {"cpu": ".cpu", "triton": ".triton", "reference": ".reference"}
+RUNS_ON = {"cpu": ("cpu", "reference", "triton"), "cuda": ("triton", "reference")}  # the reference runs always; triton on a CPU is for tests
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

@@ -158,7 +158,8 @@ class Kernels(Protocol):
         ...
 
     def store_kv(self, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor) -> None:
-        """pool_k[slots] = k, pool_v[slots] = v; pools are (slots, G, D) of one layer."""
+        """pool_k[slots] = k, pool_v[slots] = v; pools are (slots, G, D) of one layer. Rounds to the nearest; a float16 pool holds its
+        largest number in place of infinity."""
         ...
 
     def attention(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, meta: AttnMeta, scale: float) -> Tensor:

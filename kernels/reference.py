@@ -61,8 +61,9 @@ class ReferenceKernels:
             x[..., :half], x[..., half : 2 * half] = turned
 
     def store_kv(self, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor) -> None:
-        pool_k[slots.long()] = k.to(pool_k.dtype)
-        pool_v[slots.long()] = v.to(pool_v.dtype)
+        for pool, x in ((pool_k, k), (pool_v, v)):
+            most = torch.finfo(torch.float16).max
+            pool[slots.long()] = (x.float().clamp(-most, most) if pool.dtype == torch.float16 else x).to(pool.dtype)
 
     def attention(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, meta: AttnMeta, scale: float) -> Tensor:
         out = torch.empty_like(q)

@@ -4,6 +4,8 @@ import os
 
 # Before torch is imported: its threads sleep while they wait. Spinning, they slow a busy machine down five times and more.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before anything imports triton, as transformers does: its kernels are interpreted here.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 

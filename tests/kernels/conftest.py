@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ramet.kernels import KernelError
+from ramet.kernels import KernelError, get_kernels
 from ramet.kernels.cpu.library import INSTRUCTION_SETS
 from ramet.kernels.cpu.peer import CpuKernels
 from ramet.kernels.interface import AttnMeta, Kernels, Segments
@@ -41,10 +41,19 @@ def exact() -> CpuKernels:
     return cpu_kernels(dtype="float32", threads=2)
 
 
-@pytest.fixture(scope="session", params=["reference", "cpu"])
+@pytest.fixture(scope="session")
+def interpreted() -> Kernels:
+    """The triton peer under Triton's interpreter."""
+    try:
+        return get_kernels("cpu", "triton")
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session", params=["reference", "exact", "interpreted"])
 def peer(request: pytest.FixtureRequest) -> Kernels:
     """Each peer in its exact form."""
-    return request.getfixturevalue("reference" if request.param == "reference" else "exact")
+    return request.getfixturevalue(request.param)
 
 
 @dataclass(frozen=True)

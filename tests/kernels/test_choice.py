@@ -26,7 +26,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(KernelError, match="'fast'.*auto, cpu, reference"):
+    with pytest.raises(KernelError, match="'fast'.*auto, cpu, triton, reference"):
         get_kernels(choice="fast")
 
 

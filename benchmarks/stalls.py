@@ -22,6 +22,8 @@ from ramet.runtime.config import DEFAULT_MODEL, EngineConfig
 from ramet.runtime.engine import Engine
 from ramet.runtime.protocol import GenerateRequest, SamplingParams
 
+PATIENCE = 60.0  # seconds for the last long prompt
+
 
 @dataclass
 class Run:
@@ -42,7 +44,8 @@ class Run:
         ttft = f"TTFT {' '.join(f'{t:.2f}' for t in self.ttfts)} s" if self.ttfts else ""
         within = "" if self.target is None else f"; {100 * self.within:.1f}% within {1e3 * self.target:.0f} ms"
         rate = self.tokens / self.seconds
-        return f"{self.name:24} gap p50 {1e3 * self.gap(0.5):6.1f}  p99 {1e3 * self.gap(0.99):6.1f}  max {1e3 * self.gap(1):7.1f} ms  {rate:5.0f} tokens/s  {ttft}{within}"
+        gaps = f"gap p50 {1e3 * self.gap(0.5):6.1f}  p99 {1e3 * self.gap(0.99):6.1f}  max {1e3 * self.gap(1):7.1f} ms"
+        return f"{self.name:24} {gaps}  {rate:5.0f} tokens/s  {ttft}{within}"
 
     @property
     def within(self) -> float:
@@ -83,6 +86,9 @@ def measure(engine: Engine, run: Run, options: argparse.Namespace, *, prompts: i
             asked[load.submit("long", options.prompt, 1)] = 1 + options.every * len(asked)
         if now > 2 + options.every * options.prompts and len(run.ttfts) == prompts:
             break
+        if now > PATIENCE + options.every * options.prompts:
+            print(f"{run.name}: {prompts - len(run.ttfts)} long prompts have no answer after {now:.0f} s", flush=True)
+            break
         for chunk in engine.step():
             now = time.perf_counter() - begin
             if chunk.error is not None:
@@ -95,7 +101,7 @@ def measure(engine: Engine, run: Run, options: argparse.Namespace, *, prompts: i
                 last[chunk.rid] = now
                 run.tokens += len(chunk.token_ids)
     run.seconds = time.perf_counter() - begin
-    for rid in last:
+    for rid in (*last, *asked):
         engine.abort(rid)
     while engine.busy:
         engine.step()
@@ -165,7 +171,8 @@ def main() -> None:
     for name in wanted:
         run, config = settings[name]
         runs.append(measure(engine(**config), run, options, prompts=options.prompts))
-        print(f"{run.line()}; gap p99 {run.gap(0.99) / runs[0].gap(0.99):.2f} x, longest TTFT {max(run.ttfts) / long_alone:.2f} x alone", flush=True)
+        ratios = f"gap p99 {run.gap(0.99) / runs[0].gap(0.99):.2f} x, longest TTFT {max(run.ttfts, default=0.0) / long_alone:.2f} x alone"
+        print(f"{run.line()}; {ratios}", flush=True)
     if options.json:
         rows = [
             {"name": r.name, "gap_p50_s": r.gap(0.5), "gap_p99_s": r.gap(0.99), "gap_max_s": r.gap(1), "ttfts_s": r.ttfts, "target_s": r.target,

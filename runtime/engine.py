@@ -288,7 +288,7 @@ class Engine:
             self.scheduler.settle(request)
             self._forget(request)
             chunk = final_chunk(request, text)
-            self.goodput.note(request, chunk.timings)
+            self.goodput.count(request.source, chunk.timings)
             return chunk
         return next_chunk(request, text, held=WINDOW if self._jumps(request) else 0)
 
@@ -317,7 +317,7 @@ class Engine:
 
     def _end(self, request: Request, error: Exception) -> None:
         if not isinstance(error, CancelledError):
-            self.goodput.note(request, None)
+            self.goodput.count(request.source, None)
         self._forget(request)
         self._done.append(Chunk(request.source.rid, request.index, error=error))
 
@@ -344,11 +344,9 @@ class Engine:
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A pass that raised: its requests end with the error, and nothing it should have written is believed."""
+        self.scheduler.fail(plan)
         for item in plan.items:
-            self.scheduler.settle(item.request, keep=False)
             self._end(item.request, _failure("the forward pass failed", error))
-        for node, start in plan.entered:
-            self.cache.forget(node, start)
 
 
 def _failure(what: str, error: Exception) -> EngineError:

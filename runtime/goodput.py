@@ -1,8 +1,7 @@
 """How many requests met their targets (goodput: DistServe, arXiv 2401.09670, section 2)."""
 from __future__ import annotations
 
-from .protocol import Timings
-from .request import Request
+from .protocol import GenerateRequest, Timings
 
 
 class Goodput:
@@ -16,9 +15,8 @@ class Goodput:
         """Of the outputs with targets, those inside all of theirs; None before there was one."""
         return self.met / self.asked if self.asked else None
 
-    def note(self, request: Request, timings: Timings | None) -> None:
-        """An output is done (timings), or failed (None)."""
-        source = request.source
+    def count(self, source: GenerateRequest, timings: Timings | None) -> None:
+        """An output of this request is done (timings), or failed (None)."""
         if source.ttft_target is None and source.tpot_target is None and source.deadline is None:
             return
         self.asked += 1

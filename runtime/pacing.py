@@ -7,7 +7,8 @@ from .cost_model import CostModel, Work
 from .request import Request
 
 STRETCH = 1.8  # without a target: a step with chunks takes so many times the step of the streams alone,
-CALM = 0.05  # or this many seconds, if that is more: streams faster than anyone reads need no such care
+CALM, CROWDED = 0.03, 0.1  # or so many seconds, if that is more: while few wait, and while many do (ten tokens a second can be read)
+CROWD = 8  # waiting requests that add CALM once more
 SMALLEST = 16  # tokens of a chunk: smaller ones cost more than they bring
 PATIENCE = 24  # steps without any chunk, after which the smallest is computed whatever the streams' targets
 
@@ -25,8 +26,10 @@ class Pace:
         self._strict = False  # the limit comes of a target: better no chunk than a late token
         self._hungry = 0  # steps in a row whose chunks found no room
 
-    def begin(self, streams: Iterable[Request]) -> Work:
-        """Starts a step: `streams` are the requests that need one row each. Returns the step's work, these included."""
+    def begin(self, streams: Iterable[Request], *, waiting: int = 0) -> Work:
+        """Starts a step: `streams` are the requests that need one row each, `waiting` how many others are not admitted.
+
+        Returns the step's work, the streams included."""
         work, target, any_stream = Work(), self._target, False
         for request in streams:
             any_stream = True
@@ -38,7 +41,8 @@ class Pace:
         if any_stream and target is not None:
             self._limit = target / self.cost.margin
         elif any_stream and self._auto and self.cost.known:
-            self._limit = max(CALM, STRETCH * self.cost.predict(work))
+            calm = min(CROWDED, CALM * (1 + waiting / CROWD))
+            self._limit = max(calm, STRETCH * self.cost.predict(work))
         return work
 
     def chunk(self, work: Work, start: int, wanted: int) -> int:

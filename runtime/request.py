@@ -40,6 +40,7 @@ class Request:
     lease: Lease | None = None
     computed: int = 0
     last_step: int = -1
+    rank: float = 0.0  # among prompts that are computed in chunks: smaller first
     turn: int = 0  # place in the order of arrival
     overtaken_until: int = 0  # number of admissions from which on nobody goes before it
     cached_tokens: int = 0  # of the prompt, at first admission

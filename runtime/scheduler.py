@@ -17,6 +17,8 @@ from .pacing import Pace
 from .request import Plan, PlanItem, Request
 from .wait_queue import WaitQueue
 
+FAIR = 3.0  # times as long as alone: what a prompt beside others may take
+
 
 class Scheduler:
     """Owns the queues and the only reference to the cache. `plan` and `settle` alternate; `add` and `drop` come between."""
@@ -56,11 +58,11 @@ class Scheduler:
         if self._preemptive and self.waiting:
             self._preempt()
         streams = [r for r in self.running if r.todo == 1]
-        draft = _Draft(self.token_budget, self.pace.begin(streams))
+        draft = _Draft(self.token_budget, self.pace.begin(streams, waiting=len(self.waiting)))
         if len(streams) > self.token_budget:  # the one that waited longest first, so that a small budget goes round
             streams.sort(key=lambda r: (r.last_step, r.arrival))
         chunks = [r for r in self.running if r.todo > 1] if len(streams) < len(self.running) else []
-        chunks.sort(key=lambda r: (r.last_step, r.arrival))
+        chunks.sort(key=lambda r: (r.rank, r.turn))
         for request in (*streams, *chunks):
             if draft.budget == 0:
                 break
@@ -188,6 +190,10 @@ class Scheduler:
         self.cache.count_hit(lease)
         request.lease, request.computed = lease, len(lease.slots)
         first = request.started is None
+        if request.due is not None:
+            request.rank = request.due
+        else:  # as if it should take a few times as long as alone: short prompts pass long ones, and none waits for ever
+            request.rank = self.clock() + FAIR * self.pace.cost.coefficients.token * request.todo
         if first:
             request.started = self.clock()
             request.cached_tokens = min(request.computed, request.prompt_len)

@@ -139,6 +139,7 @@ def tree(
     min_tokens: Annotated[int, typer.Option(help="Leave out branches that begin with fewer tokens.", min=1)] = 1,
     explain: Annotated[str | None, typer.Option(help="A prompt (or @file): say how much of it is cached and why not more.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The server's key; default: RAMET_API_KEY.")] = None,
+    draw: Annotated[Path | None, typer.Option(help="Write the picture (SVG) to this file too.")] = None,
 ) -> None:
     """Draw what a server has cached: its prefix tree, with hits and tokens saved."""
     from rich.console import Console
@@ -146,10 +147,12 @@ def tree(
     from . import tree_view
 
     if explain is not None:
-        answer = tree_view.fetch(url, "/tree/explain", api_key=api_key, body={"text": _read(explain)})
-        Console().print(tree_view.explain(answer))
+        picture = tree_view.explain(tree_view.fetch(url, "/tree/explain", api_key=api_key, body={"text": _read(explain)}))
     else:
-        Console().print(tree_view.draw(tree_view.fetch(url, "/tree", api_key=api_key, depth=depth, min_tokens=min_tokens)))
+        picture = tree_view.draw(tree_view.fetch(url, "/tree", api_key=api_key, depth=depth, min_tokens=min_tokens))
+    Console().print(picture)
+    if draw is not None:
+        draw.write_text(tree_view.svg(picture, f"ramet tree {url}"), encoding="utf-8")
 
 
 @model_app.command("pull")

@@ -70,6 +70,18 @@ def _label(node: dict[str, Any]) -> Text:
     return label
 
 
+def svg(picture: RenderableType, title: str) -> str:
+    """A picture of a terminal that shows it, 110 columns wide."""
+    import io
+    import re
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=110, force_terminal=True)
+    console.print(picture)
+    return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title=title), flags=re.S)  # fonts would come from the net
+
+
 def explain(answer: dict[str, Any]) -> RenderableType:
     """The answer of /tree/explain as text."""
     from rich.text import Text

@@ -69,7 +69,7 @@ def shown(renderable) -> str:
     return console.file.getvalue()
 
 
-def test_a_tree_with_branches_hits_and_namespaces(loop, url):
+def test_a_tree_with_branches_hits_and_namespaces(loop, url, tmp_path):
     for i in range(3):
         run(loop, f"a{i}", f"You are a judge. Essay {i}")
     run(loop, "b", "You are a judge. Essay 0", tenant="acme", cache_salt="s")
@@ -79,6 +79,8 @@ def test_a_tree_with_branches_hits_and_namespaces(loop, url):
     assert f"{loop.stats()['pool']['cached']} tokens cached, 46 saved" in text
     ran = CliRunner().invoke(app, ["tree", url])
     assert ran.exit_code == 0 and "2 hits" in ran.stdout
+    CliRunner().invoke(app, ["tree", url, "--draw", str(tmp_path / "tree.svg")])
+    assert (tmp_path / "tree.svg").read_text().startswith("<svg") and "judge" in (tmp_path / "tree.svg").read_text()
     shallow = CliRunner().invoke(app, ["tree", url, "--depth", "1"]).stdout
     assert "You are a judge" in shallow and len(shallow.splitlines()) < len(ran.stdout.splitlines())
 

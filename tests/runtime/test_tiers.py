@@ -446,3 +446,44 @@ def test_any_traffic_over_restarts_gives_the_same_answers(tmp_path_factory, traf
             made.close()
             made = engine(folder, slots=160, host_cache_bytes=host_pages * PAGE * 16)
     made.close()
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_aborts_at_any_moment_among_many_leak_nothing(tmp_path_factory, data):
+    """Prompts that share prefixes, in a pool too small for all, ended after any number of steps; loads are slow or fail now and then."""
+    draw = data.draw
+    folder = tmp_path_factory.mktemp("kv")
+    seeded = engine(folder, slots=300)
+    for seed in (0, 1):
+        ask(seeded, prompt(seed, 120))
+    seeded.close()
+    made = engine(folder, slots=200, host_cache_bytes=draw(st.integers(0, 12)) * PAGE * 16, chunked_prefill_size=40,
+                  eviction_policy=draw(st.sampled_from(["lru", "slru", "cost-aware"])))  # fmt: skip
+    live: dict[str, tuple[int, ...]] = {}
+    chunks: dict[str, list] = {}
+    for i in range(draw(st.integers(4, 24))):
+        ids = (*prompt(draw(st.integers(0, 2)), 120)[: draw(st.integers(1, 120))], *prompt(100 + i, draw(st.integers(1, 12))))
+        live[f"r{i}"] = ids
+        made.submit(request(f"r{i}", ids, tokens=draw(st.integers(1, 5))))
+        made.runner.pool.fail = draw(st.integers(0, 5)) == 0
+        for _ in range(draw(st.integers(0, 3))):
+            for chunk in made.step():
+                chunks.setdefault(chunk.rid, []).append(chunk)
+            made.check()
+        if draw(st.booleans()):
+            made.abort(f"r{draw(st.integers(0, i))}")
+            made.check()
+    for rid, more in drain(made).items():
+        chunks.setdefault(rid, []).extend(more)
+    for rid, ids in live.items():
+        got = chunks[rid]
+        if got[-1].error is None:
+            tokens = tuple(token for chunk in got for token in chunk.token_ids)
+            assert tokens == expected(ids, len(tokens)), "a wrong answer"
+        else:
+            assert isinstance(got[-1].error, CancelledError)
+    assert made.cache.free + made.cache.evictable == 200 and made.cache.tree.locked == 0
+    assert made.flush_cache() and made.cache.free == 200
+    assert ask(made, prompt(50, 196), tokens=5).cached_tokens == 0  # one that needs the whole pool runs
+    made.close()

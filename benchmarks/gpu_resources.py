@@ -31,16 +31,18 @@ class Resources:
 
 def cases() -> list[tuple[Any, str, dict[str, str], dict[str, Any]]]:
     """(kernel, shape, types of the run-time arguments, constants)."""
+    import triton
+
     from ramet.kernels.triton import attention, rows
 
     i32, bf, f = "*i32", "*bf16", "*fp32"
     found: list[tuple[Any, str, dict[str, str], dict[str, Any]]] = []
-    for size, groups, heads, block_m in ((64, 3, 9, 16), (64, 8, 32, 64), (128, 8, 32, 16), (128, 8, 32, 64), (256, 4, 16, 64)):
-        block_d = max(16, size)
+    for size, groups, heads in ((64, 3, 9), (64, 8, 32), (80, 8, 32), (96, 8, 32), (128, 8, 32), (256, 4, 16)):
+        block_d = triton.next_power_of_2(size)
         found.append((
-            attention.partials, f"{heads}/{groups} heads of {size}, tile of {block_m}",
+            attention.partials, f"{heads}/{groups} heads of {size}",
             dict(q=bf, k=bf, v=bf, out=f, lse=f, items=i32, rows=i32, positions=i32, tables=i32, scale="fp32", table_width="i32", kv_slot="i32"),
-            dict(R=heads // groups, H=heads, D=size, BLOCK_D=block_d, BLOCK_M=block_m, BLOCK_N=attention.shape_for(block_d)[0], WIDE=False),
+            dict(R=heads // groups, H=heads, D=size, BLOCK_D=block_d, BLOCK_M=attention.TILE, BLOCK_N=attention.shape_for(block_d)[0], WIDE=False),
         ))  # fmt: skip
     found.append((attention.join, "heads of 128", dict(partial=f, lse=f, part_start=i32, parts=i32, out=bf), dict(H=32, D=128, BLOCK_D=128)))
     norm = dict(x=bf, residual=bf, weight=f, out=bf, eps="fp32", size="i32")

@@ -2,12 +2,14 @@
 
 The work of a pass is a list of items: a tile of query rows against a run of keys, for one KV head a program. Rows of several sequences
 stand in one tile where they share the run, so that it is read once for all of them (tree attention: Yao et al. 2024, DeFT, section 3).
-Long runs are cut into splits of fixed size (Flash-Decoding). Each item leaves, for each of its rows, the softmax-weighted mean over its own
-keys and the log-sum-exp of its scores; a second kernel joins what a row has, in the order of the keys.
+Runs are cut at multiples of SPLIT (as in Flash-Decoding), and shared in whole splits only. Each item leaves, for each of its rows, the
+softmax-weighted mean over its own keys and the log-sum-exp of its scores; a second kernel joins what a row has, in the order of the keys.
+So what a row sums, and in which order, does not depend on who else is in the pass.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,8 +19,10 @@ from torch import Tensor
 
 from ..interface import AttnMeta
 
-SPLIT = 512
-"""Keys of one item at most. Cuts lie at multiples of it, so they do not depend on the length."""
+SPLIT = 256
+"""Keys of one item at most."""
+TILE = 64
+"""Rows of the matrix unit's tile. A decode step fills few of them, and reads no more for it: it is bound by memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,62 +40,72 @@ class Work:
     part_start: Tensor
     parts: Tensor
     tables: Tensor
-    tile_rows: int
 
 
-def plan(meta: AttnMeta, tile_rows: int, device: torch.device, *, share: bool = True) -> Work:
-    """The items of a pass, tiles of at most `tile_rows` rows. Integers only, on the host: one copy of each list to the device.
-
-    `share=False` leaves segments out: then what a row sums, and in which order, is the same in any pass."""
+def plan(meta: AttnMeta, per_group: int, device: torch.device) -> Work:
+    """The items of a pass, for `per_group` query heads a KV head. Integers only, on the host: one copy of each list to the device."""
     starts, lengths = meta.query_start.cpu().numpy(), meta.context_len.cpu().numpy()
     counts = np.diff(starts)
     positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(lengths - starts[1:], counts).astype(np.int32)
-    runs: list[tuple[int, int, int, np.ndarray]] = []  # owner, first key, last key, rows
-    tails = np.zeros(len(counts), dtype=np.int32)
-    if share and (shared := meta.segments) is not None:
-        tails = shared.tail_start.cpu().numpy()
-        border, members = shared.member_start.cpu().numpy(), shared.members.cpu().numpy()
-        for i, (owner, start, stop) in enumerate(zip(shared.owner.tolist(), shared.start.tolist(), shared.stop.tolist(), strict=True)):
-            rows = [np.arange(starts[s], starts[s + 1], dtype=np.int32) for s in members[border[i] : border[i + 1]]]
-            runs.append((owner, start, stop, np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)))
-    for s in np.flatnonzero(counts):
-        runs.append((int(s), int(tails[s]), int(lengths[s]), np.arange(starts[s], starts[s + 1], dtype=np.int32)))
-    items, entries = _cut(runs, positions, tile_rows)
-    owners = np.concatenate([np.empty(0, np.int32), *entries]) if entries else np.empty(0, np.int32)
-    first_key = np.repeat([item[1] for item in items], [item[4] for item in items]) if items else np.empty(0, np.int32)
-    order = np.lexsort((first_key, owners)).astype(np.int32)
-    part_start = np.searchsorted(owners[order], np.arange(starts[-1] + 1)).astype(np.int32)
+    items, entries = _cut(_runs(meta, starts, lengths), positions, max(1, TILE // per_group))
+    rows = np.concatenate([np.empty(0, np.int32), *entries])
+    first_keys = np.repeat(np.array([item[1] for item in items], np.int32), [item[4] for item in items])
+    order = np.lexsort((first_keys, rows))
 
     def place(values: np.ndarray | list[tuple[int, ...]]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32)).to(device, non_blocking=True)
 
     return Work(
         items=place(items),
-        rows=place(owners),
+        rows=place(rows),
         positions=place(positions),
-        part_start=place(part_start),
+        part_start=place(np.searchsorted(rows[order], np.arange(starts[-1] + 1))),
         parts=place(order),
         tables=meta.tables.to(device, non_blocking=True),
-        tile_rows=tile_rows,
     )
 
 
-def _cut(
-    runs: list[tuple[int, int, int, np.ndarray]], positions: np.ndarray, tile_rows: int
-) -> tuple[list[tuple[int, ...]], list[np.ndarray]]:
+Run = tuple[int, int, int, np.ndarray]
+"""A sequence in whose table the slots stand, first and last key position (exclusive), the rows that read them."""
+
+
+def _runs(meta: AttnMeta, starts: np.ndarray, lengths: np.ndarray) -> list[Run]:
+    """The whole splits of each segment, for the rows of all its members; then what remains of each sequence, for its own rows."""
+    rows_of = [np.arange(begin, end, dtype=np.int32) for begin, end in pairwise(starts)]
+    runs: list[Run] = []
+    covered: list[list[tuple[int, int]]] = [[] for _ in rows_of]
+    if (shared := meta.segments) is not None:
+        border, members = shared.member_start.tolist(), shared.members.tolist()
+        for i, (owner, start, stop) in enumerate(zip(shared.owner.tolist(), shared.start.tolist(), shared.stop.tolist(), strict=True)):
+            first, last = -(-start // SPLIT) * SPLIT, stop // SPLIT * SPLIT
+            if first < last:
+                readers = members[border[i] : border[i + 1]]
+                runs.append((owner, first, last, np.concatenate([rows_of[s] for s in readers])))
+                for s in readers:
+                    covered[s].append((first, last))
+    for s, rows in enumerate(rows_of):
+        at = 0
+        for first, last in [*sorted(covered[s]), (int(lengths[s]), 0)]:
+            if at < first and len(rows):
+                runs.append((s, at, first, rows))
+            at = last
+    return runs
+
+
+def _cut(runs: list[Run], positions: np.ndarray, tile_rows: int) -> tuple[list[tuple[int, ...]], list[np.ndarray]]:
     """Runs into tiles of rows and splits of keys. A tile reads no key that its last row does not see."""
     items: list[tuple[int, ...]] = []
     entries: list[np.ndarray] = []
-    made = 0
+    first = 0
     for owner, start, stop, rows in runs:
         for at in range(0, len(rows), tile_rows):
             tile = rows[at : at + tile_rows]
             end = min(stop, int(positions[tile].max()) + 1)
             for begin in (start, *range(start - start % SPLIT + SPLIT, end, SPLIT)) if start < end else ():
                 cut = min(end, begin - begin % SPLIT + SPLIT)
-                items.append((owner, begin, cut, made, len(tile)))
+                items.append((owner, begin, cut, first, len(tile)))
                 entries.append(tile)
-                made += len(tile)
+                first += len(tile)
     return items, entries
 
 
@@ -179,15 +193,10 @@ def attend(q: Tensor, pool_k: Tensor, pool_v: Tensor, work: Work, scale: float, 
     block_n, warps = shape_for(block_d)
     partials[(len(work.items), groups)](
         q, pool_k, pool_v, partial, lse, work.items, work.rows, work.positions, work.tables, scale, work.tables.shape[1], groups * size,
-        R=per_group, H=heads, D=size, BLOCK_D=block_d, BLOCK_M=block_rows(work.tile_rows, per_group), BLOCK_N=block_n, WIDE=wide, num_warps=warps,
+        R=per_group, H=heads, D=size, BLOCK_D=block_d, BLOCK_M=max(TILE, triton.next_power_of_2(per_group)), BLOCK_N=block_n, WIDE=wide, num_warps=warps,
     )  # fmt: skip
     join[(rows, heads)](partial, lse, work.part_start, work.parts, out, H=heads, D=size, BLOCK_D=block_d)
     return out
-
-
-def block_rows(tile_rows: int, per_group: int) -> int:
-    """Rows of a tile of the matrix unit that holds `tile_rows` rows of `per_group` heads each: 16 at least."""
-    return max(16, triton.next_power_of_2(tile_rows * per_group))
 
 
 def shape_for(block_d: int) -> tuple[int, int]:

@@ -13,16 +13,15 @@ BLOCK = 1024  # elements a program, where rows do not matter
 
 
 class TritonKernels:
-    """Kernels in Triton. `deterministic`: attention shares no segments, so that a row's bits do not depend on who shares with it."""
+    """Kernels in Triton. A row's bits do not depend on who else is in the pass: attention has one size of tile and of split."""
 
     name = "triton"
 
-    def __init__(self, device: str, dtype: str = "auto", *, deterministic: bool = False) -> None:
+    def __init__(self, device: str, dtype: str = "auto") -> None:
         self.device = torch.device(device)
         self.interpreted = self.device.type == "cpu"
         chosen = ("float32" if self.interpreted else "bfloat16") if dtype == "auto" else dtype
         self.activation_dtype = self.kv_dtype = getattr(torch, chosen)
-        self.deterministic = deterministic
         self.why = f"Triton kernels, {chosen}" + (", interpreted: exact, and thousands of times slower than compiled" if self.interpreted else "")
         self._torch = ReferenceKernels(self.why, self.activation_dtype)
         self._planned: tuple[AttnMeta, attention.Work] | None = None  # all layers of a pass have the same
@@ -62,9 +61,7 @@ class TritonKernels:
 
     def attention(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, meta: AttnMeta, scale: float) -> Tensor:
         if self._planned is None or self._planned[0] is not meta:
-            per_group = q.shape[1] // pool_k.shape[1]
-            few = meta.segments is None and meta.max_query * per_group <= 16
-            self._planned = meta, attention.plan(meta, max(1, (16 if few else 64) // per_group), q.device, share=not self.deterministic)
+            self._planned = meta, attention.plan(meta, q.shape[1] // pool_k.shape[1], q.device)
         return attention.attend(q.contiguous(), pool_k, pool_v, self._planned[1], scale, wide=self.interpreted)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:

@@ -165,3 +165,15 @@ def test_any_tree(cpu: CpuKernels, reference: Kernels, sequences: list[Sequence]
     assert torch.equal(got, cpu.attention(q, k, v, plain, 0.3))
     torch.testing.assert_close(got, reference.attention(q, k, v, tree, 0.3), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got, reference.attention(q, k, v, plain, 0.3), rtol=1e-4, atol=1e-5)
+
+
+def test_sharing_changes_no_bits_under_triton(interpreted: Kernels) -> None:
+    """Whole splits are shared, so a row's sums are the same ones in the same order."""
+    sequences = [Sequence(1, 601, (("root", 590),)), Sequence(2, 640, (("root", 590),)), Sequence(1, 300)]
+    results = []
+    for share in (True, False):
+        meta = ragged(sequences, SLOTS, share=share)
+        k, v = poisoned_pool(meta, SLOTS, 2, 16, torch.float32)
+        q = torch.randn(4, 4, 16, generator=torch.Generator().manual_seed(5))
+        results.append(interpreted.attention(q, k, v, meta, 0.25))
+    assert torch.equal(*results)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from .request import Plan, PlanItem
 
 # Reading a shared run once saves this many KV reads at least, or the plan says nothing of it (splitting costs a merge).
 MIN_SHARED_READS = 256
+_NONE = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +29,27 @@ class ForwardBatch:
 def build_batch(plan: Plan, *, tree_attention: bool = True) -> ForwardBatch:
     """Lists to tensors: T rows of all items in order. Raises nothing; the scheduler's plan is right by construction."""
     items = plan.items
-    counts = np.array([item.n_tokens for item in items], dtype=np.int32)
+    first_rows = [0, *accumulate(item.n_tokens for item in items)]
     starts = np.array([item.start for item in items], dtype=np.int32)
-    query_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    query_start = np.array(first_rows, dtype=np.int32)
+    counts = query_start[1:] - query_start[:-1]
     context_len = starts + counts
     longest = int(context_len.max())
     tables = np.zeros((len(items), longest), dtype=np.int32)
-    input_ids = np.empty(query_start[-1], dtype=np.int32)
+    input_ids = np.empty(first_rows[-1], dtype=np.int32)
     write_slots = np.empty_like(input_ids)
-    for i, item in enumerate(items):
-        slots = item.slots.view
-        tables[i, : item.stop] = slots[: item.stop]
-        rows = slice(query_start[i], query_start[i + 1])
-        input_ids[rows] = item.request.ids.view[item.start : item.stop]
-        write_slots[rows] = slots[item.start : item.stop]
-    positions = np.arange(query_start[-1], dtype=np.int32) - np.repeat(query_start[:-1] - starts, counts)
-    rows_of = [_logit_rows(item, int(query_start[i])) for i, item in enumerate(items)]
-    row_start = np.concatenate([[0], np.cumsum([len(rows) for rows in rows_of])])
+    for table, item, begin in zip(tables, items, first_rows, strict=False):
+        start, n = item.start, item.n_tokens
+        stop, slots = start + n, item.slots.view
+        table[:stop] = slots[:stop]
+        if n == 1:
+            input_ids[begin] = item.request.ids[start]
+            write_slots[begin] = slots[start]
+        else:
+            input_ids[begin : begin + n] = item.request.ids.view[start:stop]
+            write_slots[begin : begin + n] = slots[start:stop]
+    positions = np.arange(first_rows[-1], dtype=np.int32) - np.repeat(query_start[:-1] - starts, counts)
+    rows_of = [_logit_rows(item, first) for item, first in zip(items, first_rows, strict=False)]
     meta = AttnMeta(
         query_start=torch.from_numpy(query_start),
         context_len=torch.from_numpy(context_len),
@@ -54,24 +60,27 @@ def build_batch(plan: Plan, *, tree_attention: bool = True) -> ForwardBatch:
     )
     inputs = DecoderInput(
         input_ids=torch.from_numpy(input_ids),
-        positions=torch.from_numpy(positions.astype(np.int32)),
+        positions=torch.from_numpy(positions),
         write_slots=torch.from_numpy(write_slots),
         logit_rows=_int32([row for rows in rows_of for row in rows]),
         attn=meta,
     )
-    return ForwardBatch(inputs, tuple(row_start.tolist()))
+    return ForwardBatch(inputs, (0, *accumulate(map(len, rows_of))))
 
 
 def logprob_positions(item: PlanItem) -> range:
     """Positions whose logprob this pass makes known: ids that are there already (prompt, forced text) and are asked for."""
     request = item.request
+    if not request.source.logprobs:
+        return _NONE
     begin = max(item.start + 1, request.next_logprob)
     return range(begin, max(begin, min(item.stop + 1, len(request.ids))))
 
 
 def _logit_rows(item: PlanItem, first_row: int) -> list[int]:
     """Rows of an item whose logits are needed: those that predict wanted logprobs, and the last if it samples."""
-    rows = [first_row + position - 1 - item.start for position in logprob_positions(item)]
+    positions = logprob_positions(item)
+    rows = [first_row + position - 1 - item.start for position in positions] if positions else []
     if item.samples and item.request.needs_logits:
         rows.append(first_row + item.n_tokens - 1)
     return rows
@@ -100,7 +109,7 @@ def _segments(items: tuple[PlanItem, ...]) -> Segments | None:
     for _, stop, seen_by in flat:
         for row in seen_by:
             tail[row] = max(tail[row], stop)
-    sizes = [0, *np.cumsum([len(rows) for _, _, rows in flat]).tolist()]
+    sizes = [0, *accumulate(len(rows) for _, _, rows in flat)]
     return Segments(
         start=_int32([begin for begin, _, _ in flat]),
         stop=_int32([stop for _, stop, _ in flat]),
@@ -112,4 +121,4 @@ def _segments(items: tuple[PlanItem, ...]) -> Segments | None:
 
 
 def _int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+    return torch.from_numpy(np.array(values, dtype=np.int32))

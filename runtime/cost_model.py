@@ -100,7 +100,7 @@ class CostModel:
         """A step of this work took so long."""
         if work.tokens == 0 or seconds <= 0:
             return
-        expected = self.predict(work)
+        expected = max(self.predict(work), 1e-6)
         if self.known:
             self._ratios.append(seconds / expected)
             seconds = min(seconds, OUTLIER * expected)
@@ -117,8 +117,8 @@ class CostModel:
         right = self._kinds[0].right + self._kinds[1].right + self._trust * self._prior
         free = np.ones(len(right), dtype=bool)
         theta = np.linalg.solve(gram, right)
-        while not (theta[free] >= 0).all():  # what would be negative is left out, and the rest fitted again
-            free &= theta > 0
+        while theta.min() < 0:  # what would be most negative is left out, and the rest fitted again
+            free[theta.argmin()] = False
             theta = np.zeros_like(right)
             theta[free] = np.linalg.solve(gram[np.ix_(free, free)], right[free])
         self._fitted = Coefficients(*theta.tolist())

@@ -204,7 +204,7 @@ class Engine:
         drawing: list[tuple[PlanItem, int]] = []
         for i, item in enumerate(plan.items):
             begin, end = batch.row_start[i], batch.row_start[i + 1]
-            if end > begin:
+            if end > begin and (item.request.source.logprobs or item.request.source.token_ids_logprob):
                 self._note_logprobs(item, logits[begin:end].numpy())
             if item.samples and item.request.draws:
                 drawing.append((item, end - 1))

@@ -1,7 +1,7 @@
 """How long a step may take, and so how much of a long prompt fits beside the streams that run."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .cost_model import CostModel, Work
 from .request import Request
@@ -26,21 +26,20 @@ class Pace:
         self._strict = False  # the limit comes of a target: better no chunk than a late token
         self._hungry = 0  # steps in a row whose chunks found no room
 
-    def begin(self, streams: Iterable[Request], *, waiting: int = 0) -> Work:
+    def begin(self, streams: Sequence[Request], *, waiting: int = 0) -> Work:
         """Starts a step: `streams` are the requests that need one row each, `waiting` how many others are not admitted.
 
         Returns the step's work, the streams included."""
-        work, target, any_stream = Work(), self._target, False
+        work, target = Work(), self._target
         for request in streams:
-            any_stream = True
-            work.add(request.computed, 1, draws=True)
-            own = request.tpot_target
-            if own is not None and (target is None or own < target):
-                target = own
+            work.reads += request.computed + 1
+            if request.source.tpot_target is not None:
+                target = _least(target, request.tpot_target)
+        work.tokens = work.drawn = len(streams)
         self._limit, self._strict = None, target is not None
-        if any_stream and target is not None:
+        if streams and target is not None:
             self._limit = target / self.cost.margin
-        elif any_stream and self._auto and self.cost.known:
+        elif streams and self._auto and self.cost.known:
             calm = min(CROWDED, CALM * (1 + waiting / CROWD))
             self._limit = max(calm, STRETCH * self.cost.predict(work))
         return work
@@ -67,7 +66,9 @@ class Pace:
         work, target = Work(), one_more.tpot_target or self._target
         for request in (*running, one_more):
             work.add(len(request.ids), 1, draws=True)
-            own = request.tpot_target
-            if own is not None and (target is None or own < target):
-                target = own
+            target = _least(target, request.tpot_target)
         return target is None or work.drawn == 1 or self.cost.predict(work) * self.cost.margin <= target
+
+
+def _least(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else min(a, b)

@@ -146,7 +146,7 @@ class PlanItem:
     start: int
     n_tokens: int
     slots: IntBuffer  # of the whole request so far, those of this pass included
-    path: tuple[tuple[int, int], ...]  # tree nodes that hold positions below `start`: (node id, stop), from the root down
+    path: tuple[tuple[int, int], ...]  # tree nodes below `start` that others hold too: (node id, stop), from the root down
 
     @property
     def stop(self) -> int:

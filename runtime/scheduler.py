@@ -57,11 +57,13 @@ class Scheduler:
         self.lengths.step()
         if self._preemptive and self.waiting:
             self._preempt()
-        streams = [r for r in self.running if r.todo == 1]
+        streams: list[Request] = []
+        chunks: list[Request] = []
+        for request in self.running:
+            (streams if request.todo == 1 else chunks).append(request)
         draft = _Draft(self.token_budget, self.pace.begin(streams, waiting=len(self.waiting)))
         if len(streams) > self.token_budget:  # the one that waited longest first, so that a small budget goes round
             streams.sort(key=lambda r: (r.last_step, r.arrival))
-        chunks = [r for r in self.running if r.todo > 1] if len(streams) < len(self.running) else []
         chunks.sort(key=lambda r: (r.rank, r.turn))
         for request in (*streams, *chunks):
             if draft.budget == 0:
@@ -297,11 +299,17 @@ class _Draft:
         self.budget -= n
 
     def plan(self) -> Plan:
-        return Plan(tuple(_item(*item) for item in self.items), tuple(self.entered), tuple(self.retracted))
+        return Plan(tuple([_item(*item) for item in self.items]), tuple(self.entered), tuple(self.retracted))
 
 
 def _item(request: Request, start: int, n: int) -> PlanItem:
     """Made when all of a plan is known: an admission may split the nodes on another request's path."""
     assert request.lease is not None
-    path = tuple((id(node), node.stop) for node in request.lease.node.path() if node.stop <= start)
-    return PlanItem(request, start, n, request.lease.slots, path)
+    path: list[tuple[int, int]] = []
+    node = request.lease.node
+    while node.parent is not None:
+        if node.refs > 1 and node.stop <= start:
+            path.append((id(node), node.stop))
+        node = node.parent
+    path.reverse()
+    return PlanItem(request, start, n, request.lease.slots, tuple(path))

@@ -335,7 +335,7 @@ class Tiers:
         self._writer.shutdown(wait=True)
         if self._files is not None and self.on:
             self._files.close()
-        self.on = False
+        self.on, self._cache.on_evict = False, None
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and counts in tokens."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import heapq
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -142,6 +143,23 @@ def test_salt_tenant_and_extra_are_told_apart():
     assert [use(cache, prompt(1), space) for space in spaces] == [8] * len(spaces)
     assert len({space.encoded() for space in spaces}) == len(spaces)
     assert Namespace("s", "t", (("m", "1"), ("a", "2"))).encoded() == Namespace("s", "t", (("a", "2"), ("m", "1"))).encoded()
+
+
+def test_a_node_takes_the_memory_that_is_stated():
+    """About 420 bytes and 8 for each of its tokens, also after splits and evictions (docs/cache.md)."""
+    draw = np.random.default_rng(1)
+    prompts = [np.concatenate([draw.integers(0, 9, 3), draw.integers(0, 9000, n)]).astype(np.int32) for n in draw.integers(5, 40, 3000)]
+    use_quick(PrefixCache(100), prompts[0])  # what is made once is there
+    tracemalloc.start()
+    cache = PrefixCache(40_000)
+    before, _ = tracemalloc.get_traced_memory()
+    for ids in prompts:
+        use_quick(cache, ids)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cache.evicted_tokens > 20_000
+    ledger = 8 * cache.evicted_tokens + 500 * len(cache._ghosts._entries)
+    assert (after - before - 8 * cache.tree.size - ledger) / cache.tree.node_count < 600
 
 
 def test_an_emptied_namespace_is_forgotten():

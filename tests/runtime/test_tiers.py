@@ -98,6 +98,29 @@ def test_a_restarted_engine_answers_warm(tmp_path):
     second.close()
 
 
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 31, 32, 33, 34, 48, 49, 100])
+def test_a_prompt_that_lies_below_whole_still_computes_its_last_id(tmp_path, n):
+    for turn in range(3):
+        made = engine(tmp_path)
+        for again in range(2):
+            cached = ask(made, prompt(1, n), tokens=8).cached_tokens
+            below = (n - 1) // PAGE * PAGE
+            assert cached == (n - 1 if again else below if turn and below >= 2 * PAGE else 0)
+        made.close()
+
+
+def test_logprobs_of_a_prompt_that_lies_below_are_computed(tmp_path):
+    params = SamplingParams(max_new_tokens=3, temperature=0, ignore_eos=True)
+    told = []
+    for _ in range(2):
+        made = engine(tmp_path)
+        chunks = list(made.generate(GenerateRequest("r", prompt(1, 100), params, logprobs=True, logprob_start=60)))
+        told.append([(p.token_id, p.logprob) for p in chunks[0].prompt_logprobs])
+        assert len(told[-1]) == 40 and chunks[-1].usage.cached_tokens == (48 if len(told) == 2 else 0)
+        made.close()
+    assert told[0] == told[1]
+
+
 def test_answers_are_kept_too_and_the_tree_grows_over_restarts(tmp_path):
     ids = prompt(1, 50)
     for turn in range(4):

@@ -61,7 +61,7 @@ class Result:
     wall: float  # of this machine
     steps: int
     retractions: int
-    held: list[tuple[int, int, int]] = field(default_factory=list)  # each step: tokens of those that run, the most they may have, requests
+    held: list[tuple[int, int, int, int]] = field(default_factory=list)  # each step, of those that run: tokens, slots, most tokens ever, requests
 
 
 class Simulation:
@@ -99,7 +99,7 @@ class Simulation:
             if call.after is not None:
                 followers.setdefault(call.after, []).append((i, call))
         answers: list[Answer] = []
-        held: list[tuple[int, int, int]] = []
+        held: list[tuple[int, int, int, int]] = []
         steps = 0
         while (coming or self._calls) and self.now < until:
             while coming and coming[0][0] <= self.now:
@@ -119,7 +119,8 @@ class Simulation:
                     heapq.heappush(coming, (self.now + follower.at, i, follower))
             if self._tokens:
                 running = self.scheduler.running
-                held.append((sum(r.computed for r in running), sum(r.prompt_len + r.max_new_tokens for r in running), len(running)))
+                most = sum(r.prompt_len + r.max_new_tokens for r in running)
+                held.append((sum(r.computed for r in running), self.cache.capacity - self.cache.free, most, len(running)))
         return Result(answers, self.now, time.perf_counter() - begin, steps, self.scheduler.retractions, held)
 
     def gaps(self, since: float) -> list[float]:

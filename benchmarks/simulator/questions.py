@@ -123,10 +123,10 @@ def memory(n: int, *, setup: Setup, seed: int) -> list[Row]:
             call.most = 1024
         small = replace(setup, max_total_tokens=16_384, schedule_conservativeness=caution, disable_radix_cache=True, chunked_prefill_size=512)
         result = Simulation(small, tokens=True).run(calls)
-        busy = [h for h in result.held[len(result.held) // 10 : -len(result.held) // 5] if h[2]]
-        asked = sum(most for _, most, _ in busy) if caution > 1e6 else sum(held for held, _, _ in busy)
+        busy = [h for h in result.held[len(result.held) // 10 : -len(result.held) // 5] if h[3]]
+        asked = sum(most if caution > 1e6 else slots for _, slots, most, _ in busy)
         rows.append({
-            "slots": name, "hold_tokens": sum(held for held, _, _ in busy) / asked, "at_a_time": float(np.mean([k for _, _, k in busy])),
+            "slots": name, "hold_tokens": sum(h[0] for h in busy) / asked, "at_a_time": float(np.mean([h[3] for h in busy])),
             "tokens_per_s": sum(len(a.call.answer) for a in result.answers) / result.seconds, "retractions": result.retractions,
         })  # fmt: skip
     return rows

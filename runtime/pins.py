@@ -47,15 +47,16 @@ class Pins:
         Raises RequestError over the share, UnsupportedError without a cache."""
         if not self._cache.enabled:
             raise UnsupportedError("pin: the radix cache is disabled (disable_radix_cache)", field="pin")
-        self.unpin(ids, space)
+        key = _key(ids, space)
         array = np.asarray(ids, dtype=np.int32)
         lease = self._cache.match_and_lock(array, space, owner="a pin")
         most = int(SHARE * self._cache.capacity)
-        if self.tokens + lease.shared > most:
-            held = self.tokens
+        held = self.tokens - (self._held[key].lease.shared if key in self._held else 0)
+        if held + lease.shared > most:  # a pin that there was before stays
             self._cache.release(lease, array)
             raise RequestError(f"pin: {held} tokens are pinned; with these it would be more than {most}, half of the pool", field="input_ids")
-        self._held[_key(ids, space)] = _Pin(array, lease, time.monotonic() + ttl)
+        self._drop(key)
+        self._held[key] = _Pin(array, lease, time.monotonic() + ttl)
         return lease.shared
 
     def unpin(self, ids: Sequence[int], space: Namespace = SHARED) -> bool:

@@ -68,6 +68,17 @@ def test_their_share_is_limited_and_pinning_again_renews():
     made.check()
 
 
+def test_a_pin_that_would_grow_over_the_share_stays_as_it_was():
+    made = engine()
+    run(made, range(40), "a")
+    assert made.pins.pin(tuple(range(60)), 60) == 40  # what is cached of it
+    run(made, range(60), "b")
+    with pytest.raises(RequestError, match="half of the pool"):
+        made.pins.pin(tuple(range(60)), 60)
+    assert made.pins.tokens == 40 and made.pins.unpin(tuple(range(60)))
+    made.check()
+
+
 def test_salts_flush_and_no_cache():
     made = engine()
     run(made, range(20), "a", salt="s")

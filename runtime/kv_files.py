@@ -130,7 +130,7 @@ class PageFiles:
             save_file({"kv": np.concatenate(list(new.values()))}, temporary, {"fingerprint": self._fingerprint, "format": str(_FORMAT)})
             _sync(temporary)
             os.replace(temporary, path)
-            places = {key: (place, zlib.crc32(np.ascontiguousarray(rows))) for place, (key, rows) in enumerate(new.items())}
+            places = {key: (place, zlib.crc32(rows.tobytes())) for place, (key, rows) in enumerate(new.items())}
             file = _File(path, path.stat().st_size, time.time(), places)
             file.start = self._check(file)
             with self._mutex:

@@ -190,6 +190,8 @@ class OpenAI:
     async def _score(self, request: ScoreRequest, sink: ScoreSink) -> None:
         """Completion services score texts by echoing them: one call for all options."""
         prompt = ids_of.decode(request.prompt)
+        if not prompt:
+            raise UnsupportedError("select: a completion service does not score the first token of a text, so text must come before", field="choices")
         begun = time.monotonic()
         body: dict[str, Any] = {
             "model": self.model_name,

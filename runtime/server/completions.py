@@ -132,6 +132,7 @@ class Completion:
                 top_logprobs=body.logprobs or 0,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
+                tenant=body.tenant or "",
                 deadline=service.deadline(body.deadline),
             )
             for i, prompt in enumerate(prompts)

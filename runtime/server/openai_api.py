@@ -92,6 +92,7 @@ class Chat:
                 top_logprobs=self.body.top_logprobs or 0,
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt or "",
+                tenant=self.body.tenant or "",
                 deadline=self.service.deadline(self.body.deadline),
             )
             if self.plan is None:

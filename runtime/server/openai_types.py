@@ -93,6 +93,7 @@ class Shared(Wire):
     finish: Literal["required", "free"] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    tenant: str | None = None
     deadline: Seconds | None = None
     rid: str | None = None
 

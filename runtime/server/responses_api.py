@@ -75,6 +75,7 @@ class ResponseBody(Wire):
     prompt_cache_key: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    tenant: str | None = None
     deadline: Seconds | None = None
     seed: int | None = Field(None, description="an extension, as in chat completions")
 
@@ -90,6 +91,7 @@ _SAME = (
     "prompt_cache_key",
     "priority",
     "cache_salt",
+    "tenant",
     "deadline",
     "seed",
     "top_logprobs",

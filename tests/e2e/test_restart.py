@@ -24,6 +24,8 @@ def test_a_restarted_server_is_warm_and_says_why(embedded_model, tmp_path):
                 answers.append(http.post("/generate", json={"text": PROMPT, "sampling_params": sampling}).json())
                 explained = http.post("/tree/explain", json={"text": PROMPT + "purple"}).json()
                 assert explained["cached"] > 300 and "purple" in explained["asked_text"]
+                if turn:
+                    tenants_do_not_share(http)
                 drawn = CliRunner().invoke(app, ["tree", server.url])
                 assert drawn.exit_code == 0 and "The quick brown fox" in drawn.stdout
         finally:
@@ -32,6 +34,27 @@ def test_a_restarted_server_is_warm_and_says_why(embedded_model, tmp_path):
     assert warm["text"] == cold["text"]
     prompt_tokens = warm["meta_info"]["prompt_tokens"]
     assert cold["meta_info"]["cached_tokens"] == 0 and warm["meta_info"]["cached_tokens"] >= prompt_tokens - 17
+
+
+def tenants_do_not_share(http):
+    text = "Nobody else may see this prompt, nor how long it took to read it. " * 3
+    messages = [{"role": "user", "content": text}]
+    ask = {
+        "/generate": {"text": text, "sampling_params": {"max_new_tokens": 1}},
+        "/v1/completions": {"model": "smollm2-135m", "prompt": text, "max_tokens": 1},
+        "/v1/chat/completions": {"model": "smollm2-135m", "messages": messages, "max_tokens": 1},
+        "/v1/responses": {"model": "smollm2-135m", "input": text, "max_output_tokens": 16},
+    }
+    for path, body in ask.items():
+        cached = []
+        for tenant in ("a" + path, "a" + path, "b" + path):
+            answer = http.post(path, json=body | {"tenant": tenant}).json()
+            usage = answer.get("usage") or answer["meta_info"]
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+            cached.append(details["cached_tokens"])
+        assert cached[0] == cached[2] == 0 and cached[1] > 30, (path, cached)
+    explained = http.post("/tree/explain", json={"text": text, "tenant": "a/generate"}).json()
+    assert explained["cached"] == explained["tokens"]
 
 
 def test_a_runtime_too(embedded_model, tmp_path):

@@ -110,7 +110,7 @@ class PageFiles:
             except OSError as error:
                 self._forget(file, str(error))
                 return
-            if len(data) != nbytes or zlib.crc32(data) != checksum:
+            if len(data) != nbytes or _checksum(key, data) != checksum:
                 self._forget(file, f"page {place} is not what was written")
                 return
             yield np.frombuffer(data, dtype=np.uint8).reshape(PAGE, self.row_bytes)
@@ -130,7 +130,7 @@ class PageFiles:
             save_file({"kv": np.concatenate(list(new.values()))}, temporary, {"fingerprint": self._fingerprint, "format": str(_FORMAT)})
             _sync(temporary)
             os.replace(temporary, path)
-            places = {key: (place, zlib.crc32(rows.tobytes())) for place, (key, rows) in enumerate(new.items())}
+            places = {key: (place, _checksum(key, rows.tobytes())) for place, (key, rows) in enumerate(new.items())}
             file = _File(path, path.stat().st_size, time.time(), places)
             file.start = self._check(file)
             with self._mutex:
@@ -247,6 +247,11 @@ class PageFiles:
         log.warning("cache_dir: %s is skipped: %s", file.path, why)
         with self._mutex:
             self._remove(file)
+
+
+def _checksum(key: bytes, data: bytes) -> int:
+    """Of the key too, so that a damaged index cannot give a page another's name."""
+    return zlib.crc32(data, zlib.crc32(key))
 
 
 def _sync(path: Path) -> None:

@@ -2,6 +2,7 @@
 import re
 
 import ramet
+from ramet.frontend.report import print_saved
 
 ACTION = r"(add|multiply)\[\d{1,4}, \d{1,4}\]|finish\[\d{1,8}\]"
 TOOLS = {"add": lambda a, b: a + b, "multiply": lambda a, b: a * b}
@@ -34,4 +35,5 @@ def agent(s, task, steps=4):
 if __name__ == "__main__":
     state = agent.run(task="what is 12 times 5?")
     print(state.text().removeprefix(RULES))
-    print("\nresult:", state.ret_value, "| cached tokens:", state.run.totals["cached_tokens"], "of", state.run.totals["prompt_tokens"])
+    print("\nresult:", state.ret_value)
+    print_saved(state)

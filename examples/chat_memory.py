@@ -2,6 +2,7 @@
 import sys
 
 import ramet
+from ramet.frontend.report import print_saved
 
 TURNS = ["My name is Mina and I keep bees.", "What could I plant for them?", "And what is my name?"]
 
@@ -17,4 +18,4 @@ def chat(s, turns):
 
 
 if __name__ == "__main__":
-    chat.run(turns=sys.argv[1:] or TURNS)
+    print_saved(chat.run(turns=sys.argv[1:] or TURNS))

@@ -2,7 +2,7 @@
 import time
 
 import ramet
-from ramet.frontend.report import print_costs
+from ramet.frontend.report import print_costs, print_saved
 
 SHOTS = """Say whether each review is positive or negative.
 
@@ -35,3 +35,4 @@ if __name__ == "__main__":
         print(f"{state.ret_value[0]:9} {review}")
     totals = {key: sum(s.run.totals[key] for s in states) for key in states[0].run.totals}
     print_costs([(f"{len(REVIEWS)} questions", totals, time.perf_counter() - start)])
+    print_saved(*states)

@@ -1,5 +1,6 @@
 """The smallest program: one question, one answer, streamed."""
 import ramet
+from ramet.frontend.report import print_saved
 
 
 @ramet.function
@@ -10,6 +11,8 @@ def hello(s, question="What is a plant?"):
 
 
 if __name__ == "__main__":
-    for piece in hello.run(stream=True).text_iter("answer"):
+    state = hello.run(stream=True)
+    for piece in state.text_iter("answer"):
         print(piece, end="", flush=True)
     print()
+    print_saved(state)

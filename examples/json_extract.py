@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 import ramet
-from ramet.frontend.report import print_costs
+from ramet.frontend.report import print_costs, print_saved
 
 REPORTS = [
     "On Monday Ada brought the old kettle to the workshop in Ashford. Its cable is broken; a new one costs 14 euros.",
@@ -45,3 +45,4 @@ if __name__ == "__main__":
     for state in states:
         print(state.ret_value)
     print_costs([jumping, measured("token by token", jump_forward=False)[1]])
+    print_saved(*states)

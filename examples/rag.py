@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import ramet
+from ramet.frontend.report import print_saved
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,9 +41,12 @@ def answer(s, passages, question):
 if __name__ == "__main__":
     db = index([ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
     questions = sys.argv[1:] or ["Which two commands set everything up?", "Which commands run the demo and the tests?"]
+    states = []
     for question in questions:
         passages = search(db, question)
         state = answer.run(passages=passages, question=question)
+        states.append(state)
         totals = state.run.totals
         print(f"{question}\n  {state['answer']}\n  from {', '.join(file for file, _ in passages)};", end=" ")
         print(f"{totals['cached_tokens']} of {totals['prompt_tokens']} prompt tokens were cached")
+    print_saved(*states)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 import ramet
-from ramet.frontend.report import print_costs
+from ramet.frontend.report import print_costs, print_saved
 
 ESSAY = """Cities should plant more trees. A street with trees is up to eight degrees cooler in July than one without, and people who live \
 there walk more. The trees hold back rain that would otherwise fill the sewers, and the sewers of most towns were built when half as many \
@@ -56,5 +56,5 @@ def measured(label, show, **options):
 if __name__ == "__main__":
     state, warm = measured("shared prefixes", lambda text: print(text, end="", flush=True))
     print(f"\n\nThe typed result: {state.ret_value!r}\n")
-    _, cold = measured("cache off", lambda text: None, disable_radix_cache=True)
-    print_costs([warm, cold])
+    print_costs([warm, measured("cache off", lambda text: None, disable_radix_cache=True)[1]])
+    print_saved(state)

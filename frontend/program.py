@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..runtime.errors import CancelledError, RequestError
@@ -98,8 +100,8 @@ class Program:
         """Runs the body with `args` and `kwargs`; the sampling parameters hold for every gen that does not set its own.
 
         Returns the ended state, with what the body returned as `.ret_value`; with `stream`, at once, for
-        `state.text_iter(...)`. `use_thread=False` waits after each append. `timeout` is in seconds. Raises whatever
-        went wrong in the body or in any branch, the original error.
+        `state.text_iter(...)`: who lets go of that state and its iterators cancels the run. `use_thread=False` waits after
+        each append. `timeout` is in seconds. Raises whatever went wrong in the body or in any branch, the original error.
         """
         options = {name: value for name, value in locals().items() if name not in ("self", "args", "kwargs")}
         return self._start(options, args, kwargs)
@@ -113,9 +115,9 @@ class Program:
         state.run.loop = asyncio.get_running_loop()
         work = asyncio.ensure_future(waiting.run_async(body))
         if stream:
-            state._task = work  # type: ignore[attr-defined]  # the loop itself holds tasks only weakly
+            state.run.task = work  # the loop itself holds tasks only weakly
             work.add_done_callback(lambda t: t.cancelled() or t.exception())
-            return state
+            return held(state.run)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -185,7 +187,7 @@ class Program:
                 body()
 
         threading.Thread(target=quiet, name=f"ramet-{self.__name__}", daemon=True).start()
-        return state
+        return held(state.run)
 
     def _prepare(self, options: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
         """A state, and the function that runs the body on it to the end of all branches. TypeError where arguments do not fit."""
@@ -222,8 +224,8 @@ class Program:
         named = {**self.bound, **kwargs}
 
         def body() -> Any:
-            state.ret_value = run.perform(lambda: self.func(state, *args, **named))
-            return state.ret_value
+            run.value = run.perform(lambda: self.func(state, *args, **named))
+            return run.value
 
         return state, body
 
@@ -234,6 +236,14 @@ RUN_PARAMETERS = {
     if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD or p.kind is inspect.Parameter.KEYWORD_ONLY
 }
 RUN_PARAMETERS.pop("self")
+
+
+def held(run: Run) -> ProgramState:
+    """A state for the caller of a streaming run. Once nobody holds it, nobody can read what the run says, and it is cancelled."""
+    state = ProgramState(run.root)
+    cancel = partial(run.stop, CancelledError("the run was cancelled, as nobody held its state any more"))
+    weakref.finalize(state, run.backend.defer, cancel).atexit = False  # not here and now: finalizers run in the middle of anything
+    return state
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Run:
         self.signal = Signal()
         self.stopped: BaseException | None = None  # why no more work is taken
         self.ended = False  # the body has returned or raised
+        self.value: Any = None  # what the body returned
+        self.task: asyncio.Task[Any] | None = None  # that performs the body, if it streams on an event loop
         self.loop: asyncio.AbstractEventLoop | None = None  # that the body runs on, if it does
         self._starter = threading.get_ident()
         self.events: list[Event] = []  # what was generated and chosen, and which branches began, for pictures

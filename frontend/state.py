@@ -26,7 +26,11 @@ class ProgramState:
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
-        self.ret_value: Any = None  # what the body returned
+
+    @property
+    def ret_value(self) -> Any:
+        """What the body returned; None before its end, and for a fork."""
+        return self.run.value if self._branch is self.run.root else None
 
     @property
     def run(self) -> Run:

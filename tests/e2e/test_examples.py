@@ -28,7 +28,9 @@ def run(name: str) -> str:
 
 @pytest.mark.parametrize("name", SAYS)
 def test_example(name, embedded_model):
-    assert re.search(SAYS[name], run(name)), "the output does not show what it should"
+    out = run(name)
+    assert re.search(SAYS[name], out), f"the output does not show what it should: {out}"
+    assert re.search(r"cache hit rate \d+%, [\d,]+ tokens saved", out), f"the output does not say what was saved: {out}"
 
 
 def test_every_example_has_a_test_and_is_short():

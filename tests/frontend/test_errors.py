@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import threading
@@ -9,9 +11,12 @@ import time
 import traceback
 
 import pytest
+from fakes import fake_engine
+from serving import wait_for
 
 import ramet
 from ramet import gen
+from ramet.runtime.loop import EngineLoop
 
 
 class Boom(Exception):
@@ -354,3 +359,35 @@ def test_unknown_backend():
         run(lambda s: None, "http://x")
     with pytest.raises(ramet.RequestError, match="backend"):
         ramet.set_default_backend(3)
+
+
+def test_a_streaming_run_that_nobody_holds_is_cancelled():
+    with ramet.Runtime.on(EngineLoop(fake_engine(4096, 4096))) as backend:
+        program = ramet.function(lambda s: s.__iadd__("long:" + gen("a", max_tokens=3900, ignore_eos=True) + gen("b")) and s["b"])
+        pieces = program.run(backend=backend, stream=True).text_iter("a")
+        next(pieces)
+        gc.collect()
+        assert backend.get_stats()["running"] == 1  # the iterator holds it
+        del pieces
+        gc.collect()
+        wait_for(lambda: backend.get_stats()["running"] == 0, 3)
+
+
+def test_an_awaited_streaming_run_that_nobody_holds_is_cancelled():
+    async def main(backend):
+        program = ramet.function(lambda s: s.__iadd__("long:" + gen("a", max_tokens=3900, ignore_eos=True)) and s["a"])
+        state = await program.arun(backend=backend, stream=True)
+        run = state.run
+        gc.collect()
+        async for _ in state.text_async_iter("a"):
+            break
+        assert not run.ended
+        del state
+        gc.collect()
+        while not run.ended:
+            await asyncio.sleep(0.01)
+        return run.stopped
+
+    with ramet.Runtime.on(EngineLoop(fake_engine(4096, 4096))) as backend:
+        stopped = asyncio.run(asyncio.wait_for(main(backend), 10))
+        assert isinstance(stopped, ramet.CancelledError)

@@ -14,6 +14,7 @@ from typing import Any
 from ..runtime.errors import RequestError, UnsupportedError
 from ..runtime.protocol import Chunk, GenerateRequest
 from .answer import Answer
+from .api import seconds
 from .backends.base import Backend
 from .sampling import from_dict
 
@@ -174,7 +175,7 @@ def _request(prompt: Any, params: Any, rid: str, options: Mapping[str, Any]) -> 
         tuple(options.get("token_ids_logprob") or ()),
         options.get("priority") or 0,
         options.get("cache_salt") or "",
-        options.get("timeout"),
+        deadline=seconds("timeout", options.get("timeout")),
     )
 
 

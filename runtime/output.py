@@ -43,13 +43,16 @@ def close(request: Request) -> str:
 
 
 def next_chunk(request: Request, text: str, *, held: int) -> Chunk | None:
-    """The piece since the last one. The last `held` ids are kept back: they may still be replaced."""
+    """The piece since the last one. The last `held` ids are kept back: they may still be replaced. The first one has the counts so far."""
+    first = request.emitted == 0
     until = request.output_len - held
     if request.source.logprobs:  # forced ids go out when their logprobs are known
         until = min(until, request.next_logprob - request.prompt_len)
     until = max(until, request.emitted)
     chunk = _chunk(request, text, until)
-    return chunk if chunk.text or chunk.token_ids or chunk.prompt_logprobs else None
+    if not (chunk.text or chunk.token_ids or chunk.prompt_logprobs):
+        return None
+    return replace(chunk, usage=request.usage()) if first else chunk
 
 
 def final_chunk(request: Request, text: str) -> Chunk:

@@ -77,6 +77,8 @@ class Batch:
         prompts, self.many = self._prompts(body)
         if len(prompts) > service.config.max_prompts:
             raise RequestError(f"{len(prompts)} prompts in one body; at most {service.config.max_prompts}", field="text")
+        if not self.many:  # one of many fails by itself
+            service.check_length(prompts[0], "text" if body.text is not None else "input_ids")
         self.base = checked_rid(body.rid) if isinstance(body.rid, str) else new_id()
         rids = (
             self._each(body.rid, "rid", len(prompts))
@@ -267,8 +269,14 @@ async def stream_one(
                 if end is not None and not left:
                     data |= end(so_far)
                 if not last:
-                    data["meta_info"]["finish_reason"] = None
-                    data["meta_info"]["completion_tokens"] = len(so_far[index].token_ids)
+                    usage = so_far[index].usage  # of the first chunk: what the prompt was is known from then on
+                    data["meta_info"] |= {
+                        "finish_reason": None,
+                        "prompt_tokens": usage.prompt_tokens,
+                        "cached_tokens": usage.cached_tokens,
+                        "completion_tokens": len(so_far[index].token_ids),
+                        "forced_tokens": sum(so_far[index].forced),
+                    }
                 if place is not None:
                     data["index"] = place
                 delta[index] = Output()

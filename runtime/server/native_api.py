@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
@@ -12,11 +13,14 @@ from starlette.responses import Response
 from ..errors import RequestError, UnsupportedError
 from ..protocol import GenerateRequest, SamplingParams, ScoreRequest
 from . import wire
-from .answers import EventStream, HttpError, Json, answer
+from .answers import EventStream, HttpError, Json, answer, event
 from .generate import Batch, GenerateBody, run_batch, stream_batch
 from .sampling import Number
 from .service import Service, checked_rid, finite, new_id
 from .wire import IdLists, Ids, Strings, Wire
+
+BATCH = ("steps", "running", "waiting", "pool", "requests")  # what an event of /batch says
+BATCH_TICK = 0.1  # seconds between two of them at least
 
 
 class ScoreBody(Wire):
@@ -67,6 +71,7 @@ async def prompt_ids(service: Service, body: Any, *, add_special: bool = True) -
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("give text or input_ids, one of the two", field="text")
     if body.input_ids is not None:
+        service.check_length(body.input_ids, "input_ids")
         return tuple(body.input_ids)
     return await service.encode(body.text, add_special=add_special)
 
@@ -220,6 +225,19 @@ def routes(service: Service) -> APIRouter:
         "/v1/loads": loads,
     }.items():
         router.add_api_route(path, handler, methods=["GET"])
+
+    @router.get("/batch")
+    async def batch() -> Response:
+        async def steps() -> AsyncGenerator[bytes, None]:
+            said = None
+            while not service.draining:
+                stats = await client.call("stats")  # answered between two steps
+                if (now := {name: stats.get(name) for name in BATCH}) != said:
+                    yield event(now)
+                    said = now
+                await asyncio.sleep(BATCH_TICK)
+
+        return EventStream(steps(), stall=service.config.stall_timeout)
 
     @router.get("/metrics")
     async def metrics() -> Response:

@@ -48,9 +48,9 @@ class Output:
         self.logprobs += chunk.logprobs
         self.prompt_logprobs += chunk.prompt_logprobs
         self.first_logprobs += chunk.first_logprobs
+        self.usage = chunk.usage or self.usage
         if chunk.finish is not None:
             self.finish = chunk.finish
-            self.usage = chunk.usage or self.usage
             self.timings = chunk.timings or self.timings
 
 

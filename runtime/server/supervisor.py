@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from .client import EngineClient
 from .worker import Spec
 
 TICK = 0.25  # seconds between two looks at the worker
-SILENCE = 4.0  # seconds without a beat after which the worker counts as dead
+SILENCE = 3.0  # seconds without a beat after which the worker counts as dead
 
 log = logging.getLogger("ramet.supervisor")
 
@@ -96,9 +97,11 @@ class Supervisor:
     async def _death(self) -> str:
         """Waits until the worker is dead; how it died.
 
-        Silence is counted in ticks of this process, so that a machine that slept or stalled as a whole accuses nobody."""
+        Silence is counted in ticks of this process, so that a machine that slept or stalled as a whole accuses nobody; nor does
+        a tick count in which the worker would have run, but was given no processor."""
         assert self.process is not None
         silent, seen = 0.0, self.client.last_beat
+        starved = _Starvation(self.process.pid)
         while True:
             before = time.monotonic()
             try:
@@ -108,7 +111,7 @@ class Supervisor:
                 pass
             if self.client.last_beat != seen:
                 silent, seen = 0.0, self.client.last_beat
-            else:
+            elif not starved.since_last():
                 silent += min(time.monotonic() - before, 2 * TICK)
             if silent > SILENCE:
                 return f"the engine process has not answered for {SILENCE:g} s"
@@ -121,3 +124,19 @@ class Supervisor:
         if self._endpoints is not None:
             self._endpoints.remove()
             self._endpoints = None
+
+
+class _Starvation:
+    """Whether a process waits for a processor, and got none since the last look. Never where /proc is not there to say."""
+
+    def __init__(self, pid: int) -> None:
+        self.threads = Path(f"/proc/{pid}/task")
+        self.spent = -1
+
+    def since_last(self) -> bool:
+        try:
+            stats = [(thread / "stat").read_text().rsplit(")", 1)[1].split() for thread in self.threads.iterdir()]
+        except OSError:  # it, or one of its threads, has just ended
+            return False
+        before, self.spent = self.spent, sum(int(fields[11]) + int(fields[12]) for fields in stats)
+        return before == self.spent and any(fields[0] == "R" for fields in stats)

@@ -16,6 +16,7 @@ from ..errors import RequestError, UnsupportedError
 LARGE = 64 * 1024  # bytes; a larger body is parsed on a thread
 
 _decode = msgspec.json.Decoder().decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Wire(BaseModel):
@@ -39,7 +40,25 @@ async def read(request: Request, model: type[M]) -> M:
     """The request's body as `model`. Raises RequestError; malformed JSON names no field."""
     body = await request.body()
     if len(body) > LARGE:
-        return await asyncio.to_thread(parse, body, model)
+        service = request.app.state.service
+        return await asyncio.to_thread(_parse_large, body, model, service.config.max_prompts * service.context_length)
+    return parse(body, model)
+
+
+def _parse_large(body: bytes, model: type[M], most: int) -> M:
+    """`parse` on a thread, but decoding holds the interpreter: what cannot be right is refused before it is taken apart.
+
+    `most`: ids that all prompts together may have, so that no field can need more items."""
+    try:
+        fields = _decode_raw(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return parse(body, model)  # says what is wrong
+    for name, value in fields.items():
+        if name not in model.model_fields and name not in model.absent:
+            raise _unknown(name, model)
+        raw = memoryview(value)
+        if raw[:1] != b'"' and bytes(raw).count(b",") >= most:
+            raise RequestError(f"{name}: more than {most} items, which no request here can have", field=name)
     return parse(body, model)
 
 
@@ -72,14 +91,19 @@ def _refusal(error: pydantic.ValidationError, model: type[Wire], data: dict[str,
     path = _path(first["loc"], data, missing=first["type"] == "missing")
     message = first["msg"]
     if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
-        near = get_close_matches(name, model.model_fields, 1) if len(first["loc"]) == 1 else []
-        message = f"unknown field {where}{path}" + (f"; did you mean {near[0]}?" if near else "")
+        if len(first["loc"]) == 1:
+            return _unknown(path, model, where)
+        message = f"unknown field {where}{path}"
     else:
         message = f"{where}{path}: {message[:1].lower()}{message[1:]}"
         if isinstance(first["input"], (str, int, float, bool, type(None))):
             message += f" (got {str(first['input'])[:80]!r})" if isinstance(first["input"], str) else f" (got {first['input']})"
     return RequestError(message, field=where + path)
+
+
+def _unknown(name: str, model: type[Wire], where: str = "") -> RequestError:
+    near = get_close_matches(name, model.model_fields, 1)
+    return RequestError(f"unknown field {where}{name[:80]}" + (f"; did you mean {near[0]}?" if near else ""), field=where + name[:80])
 
 
 def _path(parts: tuple[int | str, ...], data: Any, *, missing: bool) -> str:

@@ -29,7 +29,7 @@ from . import ipc
 from .parts import Loop, factory
 
 BEAT = 0.5  # seconds
-CALLS = ("flush_cache", "server_info", "tree", "explain", "pin", "unpin", "compile")  # what a Call frame may name
+CALLS = ("flush_cache", "server_info", "stats", "tree", "explain", "pin", "unpin", "compile")  # what a Call frame may name
 
 log = logging.getLogger("ramet.worker")
 

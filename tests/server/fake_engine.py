@@ -83,6 +83,7 @@ class FakeLoop:
         self.tokenizer = ByteTokenizer()
         self.limits = Limits(VOCAB, config.context_length or 2048, config.max_total_tokens or 4096)
         self.live: dict[str, threading.Event] = {}
+        self.said: dict[str, tuple[int, int]] = {}  # of those that run: prompt and output tokens
         self.lock = threading.Lock()
         self.seen: set[tuple[str, tuple[int, ...]]] = set()
         self.pins: dict[tuple[int, ...], float] = {}
@@ -119,6 +120,7 @@ class FakeLoop:
         finally:
             with self.lock:
                 self.live.pop(request.rid, None)
+                self.said.pop(request.rid, None)
 
     def score(self, request: ScoreRequest, sink: Callable[[Scores], None]) -> None:
         check_prompt(request.prompt, self.limits, 0)
@@ -183,7 +185,10 @@ class FakeLoop:
             "evicted_tokens": 0,
             "retractions": 0,
             "pool": {"slots": slots, "free": slots, "cached": 0, "evictable": 0},
-            "requests": [],
+            "requests": [
+                {"rid": rid, "index": 0, "prompt_tokens": n, "cached_tokens": 0, "computed": n, "todo": 1, "output_tokens": m, "forced_tokens": 0}
+                for rid, (n, m) in list(self.said.items())
+            ],
         }
 
     def close(self) -> None:
@@ -223,6 +228,7 @@ class _Output:
             if request.deadline is not None and time.monotonic() - started > request.deadline:
                 raise DeadlineError(f"request {request.rid!r} ran past its deadline")
             first = first or time.monotonic()
+            self.loop.said[request.rid] = len(self.ids), place + 1
             if token == EOS:
                 finish = FinishReason("stop", None if self.complete else EOS)
             elif token in request.params.stop_token_ids:
@@ -266,7 +272,7 @@ class _Output:
             text,
             () if token is None else (token,),
             finish=finish,
-            usage=usage if finish else None,
+            usage=usage if finish or place == 0 else None,
             timings=timings if finish else None,
         )
         if request.logprobs and token is not None:

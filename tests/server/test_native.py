@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -275,13 +276,14 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(http):
     """Millions of tokens cost nobody else anything: the engine never hears of them."""
     text, ids = "a " * 2_000_000, [97] * 1_000_000
     asks = [
-        ("/generate", {"text": text}, "prompt"),
-        ("/generate", {"input_ids": ids}, "prompt"),
+        ("/generate", {"text": text}, "text"),
+        ("/generate", {"input_ids": ids}, "input_ids"),
+        ("/generate", {"input_ids": ids[:5000]}, "input_ids"),
         ("/v1/completions", {"prompt": text}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
         ("/score", {"text": text, "options": ["a"]}, "text"),
         ("/session", {"text": text}, "text"),
-        ("/pin", {"input_ids": ids}, "prompt"),
+        ("/pin", {"input_ids": ids}, "input_ids"),
     ]
     for path, body, param in asks:
         began = time.monotonic()
@@ -289,3 +291,38 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(http):
         assert response.status_code == 400 and response.json()["error"]["param"] == param, (path, response.text[:200])
         assert time.monotonic() - began < 20  # 0.3 s on a quiet machine
     assert http.get("/health").status_code == 200
+
+
+def test_a_large_body_is_refused_before_it_is_taken_apart(served, http):
+    """Two megabytes of ids or of anything else cannot be of use here; nobody else waits while that is found out."""
+    numbers = b"[" + b"1," * 7_000_000 + b"1]"
+    for field, path in (("input_ids", "/generate"), ("nonsense", "/generate"), ("messages", "/v1/chat/completions"), ("tokens", "/detokenize")):
+        response = http.post(path, content=b'{"%s": %s}' % (field.encode(), numbers))
+        assert response.status_code == 400 and response.json()["error"]["param"] == field, field
+        assert ("unknown field" in response.json()["error"]["message"]) == (field == "nonsense")
+    commas = http.post("/generate", json={"text": "," * 1_000_000}).json()["error"]
+    assert "1000000 characters cannot fit" in commas["message"]
+    assert http.post("/generate", json={"text": ["say:ok" + "," * 20] * 256 + ["x"]}).json()["error"]["message"].startswith("257 prompts")
+
+
+def test_the_batch_as_events(served, http):
+    """What runs, as it changes; the stream ends when nobody reads it."""
+    with served.client() as client, client.stream("GET", "/batch") as response:
+        lines = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
+        assert next(lines)["requests"] == []
+        asking = threading.Thread(target=http.post, args=("/generate",), kwargs={"json": {"text": "slow:0.05;say:" + "x" * 30}})
+        asking.start()
+        rows, counts = next(lines)["requests"], []
+        while rows or not counts:
+            counts += [row["output_tokens"] for row in rows]
+            rows = next(lines)["requests"]
+        assert len(counts) > 2 and counts == sorted(counts)
+        asking.join()
+
+
+def test_streams_say_what_the_prompt_was_from_the_first_event_on(http):
+    for incremental in (True, False):
+        body = {"text": "slow:0.05;say:abc", "stream": True, "incremental": incremental, "sampling_params": {"max_new_tokens": 9}}
+        metas = [e["meta_info"] for e in events(http.post("/generate", json=body))]
+        assert len(metas) > 1 and {meta["prompt_tokens"] for meta in metas} == {18}
+        assert [meta["completion_tokens"] for meta in metas] == sorted(meta["completion_tokens"] for meta in metas)

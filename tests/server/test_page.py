@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -60,6 +62,22 @@ def test_what_it_shows(served, page, tmp_path):
     assert page.hosts == {served.url.split("/")[2]}
     page.screenshot(path=os.environ.get("RAMET_SCREENSHOT", str(tmp_path / "page.png")), full_page=True)
     assert (Path(os.environ.get("RAMET_SCREENSHOT", tmp_path / "page.png"))).stat().st_size > 10_000
+
+
+def test_the_batch_is_live(served, page):
+    """More than a picture a second: rows change as steps do, and go when nothing runs."""
+    page.goto(served.url)
+    body = {"text": "slow:0.1;say:" + "x" * 30, "sampling_params": {"max_new_tokens": 100}}
+    asking = threading.Thread(target=httpx.post, args=(served.url + "/generate",), kwargs={"json": body, "timeout": 60})
+    asking.start()
+    page.wait_for_selector("#batch tbody tr")
+    seen, end = set(), time.monotonic() + 1.5
+    while time.monotonic() < end:
+        seen.add(page.evaluate("document.querySelector('#batch tbody tr td:nth-child(3)')?.textContent"))
+        page.wait_for_timeout(20)
+    assert len(seen - {None}) >= 5 and page.text_content("#running") == "1"
+    asking.join()
+    playwright.expect(page.locator("#batch tbody tr")).to_have_count(0)
 
 
 def test_the_playground(served, page):

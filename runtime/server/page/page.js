@@ -1,5 +1,5 @@
 "use strict";
-// Everything is drawn from /loads, /tree and /generate: the same JSON that any client can ask for.
+// Everything is drawn from /loads, /batch, /tree and /generate: the same JSON that any client can ask for.
 
 const $ = (id) => document.getElementById(id);
 const state = { key: sessionStorage.getItem("ramet-key") || "", tree: null, chosen: null, queue: [], asking: null };
@@ -141,13 +141,31 @@ function chart(svg, label, series, format) {
   label.textContent = series[0].length ? `up to ${format(most)}` : "";
 }
 
+// the batch comes as it changes, up to ten times a second, while somebody looks
+async function watchBatch() {
+  for (;;) {
+    while (document.hidden) await new Promise((seen) => document.addEventListener("visibilitychange", seen, { once: true }));
+    const leaving = new AbortController(), hide = () => document.hidden && leaving.abort();
+    document.addEventListener("visibilitychange", hide);
+    try {
+      for await (const now of eventsOf(await ask("batch", null, leaving.signal))) {
+        const pool = now.pool || { slots: 0, free: 0 };
+        $("running").textContent = now.running ?? 0;
+        $("waiting").textContent = now.waiting ?? 0;
+        $("pool").textContent = percent(pool.slots ? 1 - pool.free / pool.slots : 0);
+        drawBatch(now.requests || []);
+      }
+    } catch { /* refresh says what is wrong */ }
+    document.removeEventListener("visibilitychange", hide);
+    await new Promise((later) => setTimeout(later, 1000));
+  }
+}
+
 async function refresh() {
+  if (document.hidden) return;
   try {
     const loads = await (await ask("loads")).json();
-    const pool = loads.pool || { slots: 0, free: 0 }, latencies = loads.latencies || [];
-    $("running").textContent = loads.running ?? 0;
-    $("waiting").textContent = loads.waiting ?? 0;
-    $("pool").textContent = percent(pool.slots ? 1 - pool.free / pool.slots : 0);
+    const latencies = loads.latencies || [];
     $("hits").textContent = percent(loads.cache_hit_rate || 0);
     const ttft = latencies.map((x) => x.ttft), tpot = latencies.map((x) => x.tpot);
     $("ttft").textContent = ttft.length ? seconds(median(ttft)) : "–";
@@ -157,7 +175,6 @@ async function refresh() {
     chart($("ttft-chart"), $("ttft-range"), [ttft], seconds);
     chart($("tpot-chart"), $("tpot-range"), [tpot], seconds);
     chart($("queue-chart"), $("queue-range"), [state.queue.map((x) => x[0]), state.queue.map((x) => x[1])], (x) => Math.round(x));
-    drawBatch(loads.requests || []);
     $("health").className = "dot up";
     if ($("live").checked) await refreshTree();
   } catch (error) {
@@ -243,3 +260,4 @@ $("key-form").addEventListener("submit", (submitted) => {
 about().catch(() => {});
 refresh();
 setInterval(refresh, 1000);
+watchBatch();

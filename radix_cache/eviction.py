@@ -86,7 +86,7 @@ class Leaves:
             while heap:
                 self.entries -= 1
                 self._last = rank, _, ticket, node = heapq.heappop(heap)
-                if ticket == node.ticket and node.evictable:
+                if ticket == node.ticket and not (node.refs or node.children) and node.parent is not None:
                     self.policy.note_evicted(rank)
                     return node
         return None

@@ -19,6 +19,7 @@ from .namespace import SHARED, Namespace
 from .slots import CacheError, Ints
 
 WIDTH = 4  # bytes of an id or a slot
+_INT32 = np.dtype(np.int32)
 
 
 class RadixNode:
@@ -87,7 +88,7 @@ def space_of(node: RadixNode) -> Namespace:
 
 
 def as_bytes(ids: Ints) -> bytes:
-    return (ids if ids.dtype == np.int32 else ids.astype(np.int32)).tobytes()
+    return (ids if ids.dtype is _INT32 else ids.astype(np.int32)).tobytes()
 
 
 class RadixTree:
@@ -299,6 +300,6 @@ def _first(run: bytes) -> int:
 def _common(run: bytes, data: bytes, at: int) -> int:
     """Length of the common prefix of a run and the ids from `at` on, in ids; they differ or the ids end before the run does."""
     n = min(len(run) // WIDTH, len(data) // WIDTH - at)
-    differs = np.frombuffer(run, np.int32, n) != np.frombuffer(data, np.int32, n, at * WIDTH)
+    differs = np.frombuffer(run, _INT32, n) != np.frombuffer(data, _INT32, n, at * WIDTH)
     first = int(differs.argmax())
     return first if differs[first] else n

@@ -25,7 +25,7 @@ def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
     from .weights import load_model
 
     if config.device == "cuda":
-        raise ConfigError("device='cuda': there are no GPU kernels yet; leave device out, or use device='cpu'")
+        raise ConfigError("device='cuda': the GPU kernels have not run on a card yet; leave device out, or use device='cpu'")
     files = resolve(config.model_path)
     tokenizer = load_tokenizer(files, config)
     try:

@@ -110,7 +110,7 @@ def path(name: str) -> Path:
     """Where a model is, without fetching anything. Raises ModelNotFoundError if it is not there."""
     if name in KNOWN:
         target = _target(KNOWN[name])
-        if _has_size(target, KNOWN[name].size):
+        if _is_sound(target, KNOWN[name]):
             return target
         raise ModelNotFoundError(f"{name} is not here, or not whole: `ramet model pull {name}`")
     if Path(name).expanduser().exists():
@@ -161,12 +161,12 @@ def _target(model: KnownModel) -> Path:
 
 def _pull_known(model: KnownModel, *, progress: bool, verify: bool) -> Path:
     target = _target(model)
-    if not verify and _has_size(target, model.size):
+    if not verify and _is_sound(target, model):
         return target
     try:
         _folder().mkdir(parents=True, exist_ok=True)
         with _lock(_folder(), model.name, progress=progress):
-            if _has_size(target, model.size) and (not verify or _sha256(target) == model.sha256):
+            if _is_sound(target, model, anew=verify):
                 return target  # there already, or another process has just fetched it
             _fetch(model, target, progress=progress)
     except OSError as error:
@@ -281,6 +281,24 @@ def _bar(progress: bool) -> Iterator[Report]:
 
 def _has_size(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
+
+
+def _is_sound(target: Path, model: KnownModel, *, anew: bool = False) -> bool:
+    """Whether the file is the expected one, byte by byte. What was found so once is believed while its size and time of change stay."""
+    if not _has_size(target, model.size):
+        return False
+    note = cache_dir() / "checked" / target.name
+    known = f"{model.sha256} {model.size} {target.stat().st_mtime_ns}"
+    if not anew:
+        with suppress(OSError):
+            if note.read_text() == known:
+                return True
+    if _sha256(target) != model.sha256:
+        return False
+    with suppress(OSError):  # a folder that cannot be written: it is checked again next time
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(known)
+    return True
 
 
 def _sha256(path: Path) -> str:

@@ -75,6 +75,21 @@ def test_pulled_once_and_kept(home, monkeypatch, capfd):
     assert hub.pull("tiny") == hub.path("tiny") == files.gguf
 
 
+def test_a_file_that_was_damaged_is_not_used(home, monkeypatch):
+    """One byte, the size as before. It is looked for once: as long as the file is not written to, nobody pays again."""
+    gguf = hub.resolve("tiny").gguf
+    hub.path("tiny")
+    hashed = []
+    monkeypatch.setattr(hub, "_sha256", lambda path: hashed.append(path) or hashlib.sha256(path.read_bytes()).hexdigest())
+    assert hub.path("tiny") == hub.resolve("tiny").gguf == gguf and not hashed
+    with open(gguf, "r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"!")
+    with pytest.raises(ModelNotFoundError, match="not whole"):
+        hub.path("tiny")
+    assert hub.resolve("tiny").gguf.read_bytes() == CONTENT and hashed
+
+
 @pytest.mark.parametrize("changes", [{"sha256": "0" * 64}, {"size": 5}, {"member": "tiny_model/other.gguf"}])
 def test_a_file_that_is_not_the_expected_one_is_refused(home, monkeypatch, changes):
     monkeypatch.setitem(hub.KNOWN, "tiny", known(**changes))

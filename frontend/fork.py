@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.errors import CancelledError, RequestError
 from . import waiting
 from .branch import Branch, Do, Prefix
-from .steps import tokens
+from .steps import settle
 
 if TYPE_CHECKING:
     from .state import ProgramState
@@ -140,11 +140,13 @@ class Forks:
             if parent.ids == base.ids and "".join(parent.pending) == base.pending:  # nothing in between: go on with its ids
                 parent.ids, parent.pending, parent.began = child.ids, list(child.pending), child.began
                 parent.show(grown)
-            elif not base.pending:
-                parent.ids += tuple(tokens(parent, "".join(parent.pending))) + child.ids[len(base.ids) :]
+            elif (own := _own_ids(child, grown)) is not None:
+                head, ids = own
+                parent.pending.append(head)
+                parent.ids = settle(parent) + ids
                 parent.pending = list(child.pending)
                 parent.show(grown)
-            else:
+            else:  # all of it is text that has no ids yet
                 parent.say(grown)
 
     def _take(self, state: ProgramState) -> ProgramState:
@@ -154,6 +156,20 @@ class Forks:
         prefix: Prefix = state._branch.prefix()
         self._source._branch.append(Do(lambda parent: parent.become(prefix)))
         return state
+
+
+def _own_ids(child: Branch, grown: str) -> tuple[str, tuple[int, ...]] | None:
+    """The ids of what a fork has said, and the text before them: none, or the end of a token that began in the text it was forked from.
+
+    What was generated keeps its ids so. None if there are none.
+    """
+    base = child.start
+    ids, whole, decode = child.ids[len(base.ids) :], base.pending + grown, child.run.backend.decode
+    for count in range(len(ids)):
+        text = decode(ids[:count])
+        if len(text) >= len(base.pending) and whole.startswith(text):
+            return text[len(base.pending) :], ids[count:]
+    return None
 
 
 def _noted(error: BaseException, index: int, size: int) -> BaseException:

@@ -89,6 +89,23 @@ def test_forks_share_and_differ(backend):
     assert sorted(cached)[1] > 100  # all but the first find the beginning
 
 
+def test_concatenated_branches_keep_the_ids_that_were_generated(backend):
+    def body(s):
+        s += "Three, one after the other:"
+        forks = s.fork(3)
+        forks += lambda i: f" {i})" * (i > 0) + gen("v", ignore_eos=True)
+        base = len("Three, one after the other:")
+        forks.join("concatenate")
+        s += "." + gen("w", ignore_eos=True)
+        return [f.token_ids()[base:] for f in forks]
+
+    state = run(body, backend)
+    own = sum(state.ret_value, ())
+    begin = len(state.token_ids()) - len(own) - 1 - 8
+    assert state.token_ids()[begin : begin + len(own)] == own
+    assert state.get_meta_info("w")["prompt_tokens"] == begin + len(own) + 1
+
+
 @pytest.mark.parametrize(
     ("prompt", "options"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -243,3 +245,26 @@ def test_any_tree_of_branches_says_what_a_text_tree_says(steps):
         ramet.function(body).run(backend=backend)
     finally:
         backend.shutdown()
+
+
+class Merging(ramet.Fake):
+    """A tokenizer in which "ab" is one token, 300."""
+
+    def encode(self, text, *, add_special=False):
+        return [300 if piece == "ab" else ord(piece) for piece in re.findall("ab|.", text)]
+
+    def decode(self, ids):
+        return "".join("ab" if i == 300 else chr(i) for i in ids if i != 257)
+
+
+def test_concatenated_branches_whose_text_merged_with_the_prefix():
+    def body(s):
+        s += "xa"
+        forks = s.fork(2)
+        forks += "b" + gen("v")
+        forks.join("concatenate")
+
+    with Merging([[ord("c"), 257], [ord("a"), ord("b"), 257]]) as backend:
+        state = ramet.function(body).run(backend=backend)
+        assert state.text() == "xabc" + "bab"
+        assert state.token_ids() == (ord("x"), 300, ord("c"), ord("b"), ord("a"), ord("b"))  # "ab" as it was generated, in two

@@ -70,3 +70,13 @@ def test_a_completion_model_scores_options_by_echo(url):
     with ramet.OpenAI("smollm2-135m", is_chat_model=False, base_url=url, api_key="none") as backend:
         state = ramet.function(lambda s: s.__iadd__("2 + 2 =" + ramet.select("v", [" 4", " 7"])) and None).run(backend=backend)
         assert state["v"] in (" 4", " 7") and state.get_meta_info("v")["scores"][0] < 0
+
+
+def test_a_chat_select_gives_a_distribution_in_one_call(url):
+    options = ["yes", "no", "perhaps", "nobody knows"]
+    with ramet.OpenAI("smollm2-135m", base_url=url, api_key="none") as backend:
+        choose = ramet.function(lambda s: s.__iadd__(ramet.user("Is water wet?") + ramet.assistant(ramet.select("v", options))) and None)
+        meta = choose.run(backend=backend).get_meta_info("v")
+        again = choose.run(backend=backend).get_meta_info("v")
+    assert sum(meta["distribution"]) == pytest.approx(1) and all(p > 0 for p in meta["distribution"])
+    assert len(set(meta["distribution"])) == len(options) and meta["distribution"] == pytest.approx(again["distribution"], rel=1e-3)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,32 +51,31 @@ def main() -> None:
         if known is None:
             raise SystemExit(f"{options.costs}: no step costs in it")
         setup = Setup(**{**{f: getattr(setup, f) for f in setup.__slots__}, "machine": known.coefficients})
-    rows = ask(options, setup)
+    rows, draw = ask(options, setup)
     show(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+    if options.plot:
+        draw(options.plot)
 
 
-def ask(options: argparse.Namespace, setup: Setup) -> list[dict[str, Any]]:
-    n, plot = options.requests, options.plot
+def ask(options: argparse.Namespace, setup: Setup) -> tuple[list[dict[str, Any]], Callable[[Path], None]]:
+    """The rows of the answer, and what draws them."""
+    n = options.requests
     if options.question == "policies":
         workloads = list(WORKLOADS) if options.workloads == "all" else options.workloads.split(",")
         rows = questions.policies(
             n or 10_000, load=options.load, seed=options.seed, setup=setup, names=options.policies.split(","), workloads=workloads
         )
-        draw: Any = questions.plot_policies
-    elif options.question == "stalls":
+        return rows, partial(questions.plot_policies, rows)
+    if options.question == "stalls":
         rows, gaps = questions.stalls(setup=setup, seed=options.seed)
-        draw = lambda rows, path: questions.plot_stalls(gaps, path)  # noqa: E731
-    elif options.question == "mixes":
-        rows, draw = questions.mixes(n or 150, setup=setup, seed=options.seed), questions.plot_mixes
-    else:
-        rows, draw = questions.memory(n or 400, setup=setup, seed=options.seed), None
-    if plot and draw is None:
-        raise SystemExit("memory: two numbers need no plot")
-    if plot:
-        draw(rows, plot)
-    return rows
+        return rows, partial(questions.plot_stalls, gaps)
+    if options.question == "mixes":
+        rows = questions.mixes(n or 150, setup=setup, seed=options.seed)
+        return rows, partial(questions.plot_mixes, rows)
+    rows = questions.memory(n or 400, setup=setup, seed=options.seed)
+    return rows, partial(questions.plot_memory, rows)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

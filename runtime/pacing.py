@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from .cost_model import CostModel, Work
 from .request import Request
 
-STRETCH = 1.8  # without a target: a step with chunks takes so many times the step of the streams alone,
+STRETCH = 2.1  # without a target: a step with chunks takes so many times the step of the streams alone,
 CALM, CROWDED = 0.03, 0.1  # or so many seconds, if that is more: while few wait, and while many do (ten tokens a second can be read)
 CROWD = 8  # waiting requests that add CALM once more
-SMALLEST = 16  # tokens of a chunk: smaller ones cost more than they bring
+SMALLEST = 4  # tokens of a chunk: smaller ones cost more than they bring
 PATIENCE = 24  # steps without any chunk, after which the smallest is computed whatever the streams' targets
 
 

@@ -19,8 +19,8 @@ from ramet.runtime.scheduler import Scheduler
 
 from .traffic import Call
 
-# Seconds, from docs/performance.md: two quiet cores (AVX2) with the embedded model.
-MACHINE = Coefficients(base=0.0048, token=0.0009, draw=0.0005, read=2e-6, pair=3.7e-7)
+# Seconds: what the engine learned of two cores (AVX2) with the embedded model, counting processor time.
+MACHINE = Coefficients(base=0.0028, token=0.0007, draw=0.00045, read=2.8e-6, pair=5.7e-7)
 AROUND = 0.0005  # seconds of a step outside the forward pass
 NO_BIAS: MappingProxyType[int, float] = MappingProxyType({})
 

@@ -67,11 +67,11 @@ def traffic(make: Callable[[Source, int], list[Call]], n: int, *, load: float, s
     return arrive(calls, source, load * len(calls) / seconds)
 
 
-def stalls(*, setup: Setup, seed: int, streams: int = 8, prompt: int = 3000, every: float = 5.0, prompts: int = 6) -> tuple[list[Row], dict[str, list[float]]]:
+def stalls(*, setup: Setup, seed: int, streams: int = 8, prompt: int = 3000, every: float = 5.0, prompts: int = 2) -> tuple[list[Row], dict[str, list[float]]]:
     """Gaps between the tokens of streams while long prompts arrive (SARATHI's stalls), whole and in chunks; and each gap."""
     source, rows, gaps = Source(seed), [], {}
     long = [Call(source.ids(prompt), source.ids(1), 1, at=2 + every * i) for i in range(prompts)]
-    until = 4 + every * prompts
+    until = 30 + every * prompts
     alone = Simulation(setup).run([replace_call(long[0])]).answers[0].ttft
     for name, option, some in (
         ("no long prompts", None, []), ("chunks beside streams", None, long), ("chunks of 512", 512, long), ("whole prompts", prompt + streams, long)
@@ -143,7 +143,8 @@ def _goodput(result: Result) -> float | None:
 def plot_policies(rows: list[Row], path: Path) -> None:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.2))
-    names = [row["policy"] for row in rows]
+    several = len({row["workload"] for row in rows}) > 1
+    names = [f"{row['workload']}\n{row['policy']}" if several else row["policy"] for row in rows]
     for axis, (key, title, scale) in zip(
         axes, (("of_optimum", "hits, % of the optimum", 100), ("ttft_p99_s", "TTFT p99, s", 1), ("goodput", "goodput, %", 100)), strict=True
     ):
@@ -180,6 +181,15 @@ def plot_mixes(rows: list[Row], path: Path) -> None:
         axis.set_xlabel("prompt tokens for each answer token")
         axis.set_title(title, fontsize=9)
         axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def plot_memory(rows: list[Row], path: Path) -> None:
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(6, 1.8))
+    axis.barh([row["slots"] for row in rows], [100 * row["hold_tokens"] for row in rows], height=0.5)
+    axis.set_xlabel("slots that hold a token, %")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

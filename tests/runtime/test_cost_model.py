@@ -12,7 +12,7 @@ from ramet.runtime import calibrate
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.cost_model import Coefficients, CostModel, Work
 from ramet.runtime.errors import ConfigError, RequestError
-from ramet.runtime.pacing import CALM, PATIENCE, SMALLEST, Pace
+from ramet.runtime.pacing import CALM, PATIENCE, SMALLEST, STRETCH, Pace
 from ramet.runtime.protocol import GenerateRequest, SamplingParams
 
 TRUE = Coefficients(base=0.02, token=0.002, draw=0.001, read=1e-5, pair=2e-6)
@@ -152,7 +152,7 @@ def test_streams_without_a_target_are_not_stalled_either():
     alone = cost.predict(total)
     n = pace.chunk(total, 0, 512)
     total.add(0, n, draws=False)
-    assert 0 < n < 512 and cost.predict(total) < max(2 * alone, CALM)
+    assert 0 < n < 512 and cost.predict(total) <= max(STRETCH * alone, CALM)
     assert Pace(cost, auto=False).chunk(work(), 0, 512) == 512
 
 

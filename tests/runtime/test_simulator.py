@@ -44,7 +44,7 @@ def test_the_optimum_is_what_depth_first_order_computes(sim):
 
 
 def test_whole_prompts_stall_streams_and_chunks_do_not(sim):
-    rows, _ = sim.questions.stalls(setup=sim.machine.Setup(), seed=1, prompts=2)
+    rows, _ = sim.questions.stalls(setup=sim.machine.Setup(), seed=1, prompts=1)
     by = {row["setting"]: row for row in rows}
     base = by["no long prompts"]
     assert by["whole prompts"]["gap_max_ms"] > 50 * base["gap_p99_ms"]

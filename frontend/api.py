@@ -165,17 +165,17 @@ def select(
 
 def system(expr: Any = None) -> ir.Expr:
     """A system message; without an expression only its beginning and end."""
-    return _role("system", expr)
+    return message("system", expr)
 
 
 def user(expr: Any = None) -> ir.Expr:
     """A user's message."""
-    return _role("user", expr)
+    return message("user", expr)
 
 
 def assistant(expr: Any = None) -> ir.Expr:
     """A message of the model, most often with a `gen` inside."""
-    return _role("assistant", expr)
+    return message("assistant", expr)
 
 
 def system_begin() -> ir.Expr:
@@ -232,7 +232,8 @@ def seconds(name: str, value: float | None) -> float | None:
     return float(value)
 
 
-def _role(role: str, expr: Any) -> ir.Expr:
+def message(role: str, expr: Any) -> ir.Expr:
+    """A message of `role`. Raises RequestError if there is another one inside."""
     body = ir.Text("") if expr is None else ir.expr(expr)
     for leaf in ir.leaves(body):
         if isinstance(leaf, (ir.RoleBegin, ir.RoleEnd)):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import RequestError
-from . import api, ir
 from .branch import Branch, Do, Variable
+from .roles import Speaking
 from .steps import settle_most
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-class ProgramState:
+class ProgramState(Speaking):
     """The growing text of one branch, kept as token ids.
 
     `s += expr` queues and returns at once; `s["name"]` waits for that value. An error ends the branch and is raised,
@@ -51,32 +51,6 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable to a value of the program's own."""
         self._branch.set_value(name, value)
-
-    def system(self, expr: Any = None) -> Any:
-        """Appends a system message; without `expr`, `with s.system():` encloses one."""
-        return self._role("system", expr)
-
-    def user(self, expr: Any = None) -> Any:
-        return self._role("user", expr)
-
-    def assistant(self, expr: Any = None) -> Any:
-        return self._role("assistant", expr)
-
-    def _role(self, role: str, expr: Any) -> Any:
-        if expr is None:
-            return self._between(ir.RoleBegin(role), ir.RoleEnd(role))
-        self.__iadd__(api._role(role, expr))
-        return None
-
-    def var_scope(self, name: str) -> Any:
-        """`with s.var_scope(name):` - all text that is appended inside becomes `s[name]`."""
-        return self._between(ir.ScopeBegin(name), ir.ScopeEnd(name))
-
-    @contextmanager
-    def _between(self, begin: ir.Expr, end: ir.Expr) -> Iterator[ProgramState]:
-        self.__iadd__(begin)
-        yield self  # after an exception in the body the end is not said: the run is over
-        self.__iadd__(end)
 
     def call(self, name: str) -> Any:
         """Runs the tool that `gen(name, tools=...)` chose, appends what it returned as a tool message, and returns it."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import ir
 from .graph import CLOSE, OPEN, Graph, Node
+from .roles import Speaking
 
 if TYPE_CHECKING:
     from .program import Program
@@ -141,7 +142,7 @@ class Tracer:
         return answer if self._asked[place] <= 2 else not answer
 
 
-class TraceState:
+class TraceState(Speaking):
     """Stands for a ProgramState: notes what is appended, and gives symbols for what is read."""
 
     def __init__(self, tracer: Tracer, number: int, last: tuple[int, ...], values: Mapping[str, Any] | None = None) -> None:
@@ -171,30 +172,6 @@ class TraceState:
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
-
-    def system(self, expr: Any = None) -> Any:
-        return self._role("system", expr)
-
-    def user(self, expr: Any = None) -> Any:
-        return self._role("user", expr)
-
-    def assistant(self, expr: Any = None) -> Any:
-        return self._role("assistant", expr)
-
-    def _role(self, role: str, expr: Any) -> Any:
-        if expr is None:
-            return self._between(ir.RoleBegin(role), ir.RoleEnd(role))
-        self.__iadd__(ir.Role(role, ir.expr(expr)))
-        return None
-
-    def var_scope(self, name: str) -> Any:
-        return self._between(ir.ScopeBegin(name), ir.ScopeEnd(name))
-
-    @contextmanager
-    def _between(self, begin: ir.Expr, end: ir.Expr) -> Iterator[TraceState]:
-        self.__iadd__(begin)
-        yield self
-        self.__iadd__(end)
 
     def call(self, name: str) -> Any:
         self.tracer.add(self, "call", name=name)

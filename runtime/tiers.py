@@ -343,5 +343,5 @@ class Tiers:
         return {
             "host_bytes": self._host.size, "disk_bytes": disk.size if disk else 0, "disk_tokens": len(disk) * PAGE if disk else 0,
             "loaded_tokens": self.counts.loaded, "stored_host_tokens": self.counts.to_host, "stored_disk_tokens": self.counts.to_disk,
-            "dropped_tokens": self.counts.dropped,
+            "dropped_tokens": self.counts.dropped, "loading": len(self._loading),
         }  # fmt: skip

@@ -1,7 +1,9 @@
 """A server with --cache-dir, ended and started again: the first request finds its prompt where the last server left it."""
 from __future__ import annotations
 
-from serving import Served
+import re
+
+from serving import Served, wait_for
 from typer.testing import CliRunner
 
 from ramet.frontend.backends.local import Runtime
@@ -25,6 +27,7 @@ def test_a_restarted_server_is_warm_and_says_why(embedded_model, tmp_path):
                 explained = http.post("/tree/explain", json={"text": PROMPT + "purple"}).json()
                 assert explained["cached"] > 300 and "purple" in explained["asked_text"]
                 if turn:
+                    wait_for(lambda: re.search(r"ramet:loaded_tokens_total [1-9]", http.get("/metrics").text))  # said with the next beat
                     tenants_do_not_share(http)
                 drawn = CliRunner().invoke(app, ["tree", server.url])
                 assert drawn.exit_code == 0 and "The quick brown fox" in drawn.stdout

@@ -268,7 +268,7 @@ def trace(program: Program, given: Mapping[str, Any]) -> Graph:
     """The graph of `program`; arguments that are not given (nor bound, nor have a default) are symbols."""
     graph = Graph(program.__name__, tuple(program.arg_names))
     tracer = Tracer(graph)
-    state = TraceState(tracer, 0, ())
+    state = tracer.now = TraceState(tracer, 0, ())
     arguments: dict[str, Any] = {}
     for name, parameter in list(program._signature.parameters.items())[1:]:
         known = {**program.bound, **given}

@@ -188,3 +188,15 @@ def test_pictures(fake, tmp_path):
     assert "branch 1" in drawn.svg and "note" in drawn.svg and "3 requests" in drawn.svg
     drawn.save(tmp_path / "run.svg")
     assert (tmp_path / "run.svg").read_text() == drawn.svg
+
+
+def test_a_question_before_the_first_step_is_marked():
+    @ramet.function
+    def body(s, kind):
+        if kind == "short":
+            s += "Be brief."
+        s += "Go on:" + gen("a")
+
+    graph = body.trace()
+    assert [node.kind for node in graph.nodes] == ["branch", "text", "gen"] and not graph.is_static
+    assert "kind == 'short'" in graph.nodes[0].note

@@ -154,8 +154,6 @@ class Batch:
         def ended(_: Task) -> None:
             nonlocal mine
             mine -= 1
-            with self._signal.lock:
-                self._under_way -= 1
 
         while True:
             i = self._take()
@@ -169,6 +167,8 @@ class Batch:
             hub.turn()
 
     def _take(self) -> int | None:
+        if self._next == self._size:  # as for most of the time
+            return None
         with self._signal.lock:
             if not self._room():
                 return None
@@ -196,6 +196,7 @@ class Batch:
             self._running.pop(i, None)
             self._results[i] = state, error
             self._ended += 1
+            self._under_way -= 1
             if error is not None:
                 self._failed = i if self._failed is None else min(i, self._failed)
             wanted = self._decided(self._given) is not None

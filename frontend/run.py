@@ -51,6 +51,12 @@ def _expire(run: Run | None, timeout: float) -> None:
 class Run:
     """Backend, defaults and fate of one run. `streams`: its text is read by others while its body runs."""
 
+    stopped: BaseException | None = None  # why no more work is taken
+    ended = False  # the body has returned or raised
+    value: Any = None  # what the body returned
+    loop: asyncio.AbstractEventLoop | None = None  # that the body runs on, if it does
+    task: asyncio.Task[Any] | None = None  # that performs the body, if it streams there
+
     def __init__(
         self,
         backend: Backend,
@@ -66,11 +72,6 @@ class Run:
         self.backend, self.chat, self.defaults, self.logprobs = backend, chat, defaults, logprobs
         self.streams, self.inline, self.spec_tokens = streams, inline, spec_tokens
         self.signal = Signal()
-        self.stopped: BaseException | None = None  # why no more work is taken
-        self.ended = False  # the body has returned or raised
-        self.value: Any = None  # what the body returned
-        self.task: asyncio.Task[Any] | None = None  # that performs the body, if it streams on an event loop
-        self.loop: asyncio.AbstractEventLoop | None = None  # that the body runs on, if it does
         self._starter = threading.get_ident()
         self.events: list[Event] = []  # what was generated and chosen, and which branches began, for pictures
         self._busy: dict[Branch, int] = {}

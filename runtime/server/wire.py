@@ -41,14 +41,14 @@ async def read(request: Request, model: type[M]) -> M:
     body = await request.body()
     if len(body) > LARGE:
         service = request.app.state.service
-        return await asyncio.to_thread(_parse_large, body, model, service.config.max_prompts * service.context_length)
+        return await asyncio.to_thread(_parse_large, body, model, service.config.max_prompts, service.context_length)
     return parse(body, model)
 
 
-def _parse_large(body: bytes, model: type[M], most: int) -> M:
+def _parse_large(body: bytes, model: type[M], prompts: int, context: int) -> M:
     """`parse` on a thread, but decoding holds the interpreter: what cannot be right is refused before it is taken apart.
 
-    `most`: ids that all prompts together may have, so that no field can need more items."""
+    No field can need more items than all prompts may have ids, nor a chat more messages than the context has tokens."""
     try:
         fields = _decode_raw(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -56,9 +56,13 @@ def _parse_large(body: bytes, model: type[M], most: int) -> M:
     for name, value in fields.items():
         if name not in model.model_fields and name not in model.absent:
             raise _unknown(name, model)
-        raw = memoryview(value)
-        if raw[:1] != b'"' and bytes(raw).count(b",") >= most:
-            raise RequestError(f"{name}: more than {most} items, which no request here can have", field=name)
+        raw = bytes(value)
+        if raw[:1] == b'"':
+            continue
+        if raw.count(b",") >= prompts * context:
+            raise RequestError(f"{name}: more than {prompts * context} items, which no request here can have", field=name)
+        if raw.count(b'"role"') > context:  # inside of a string it would be written \"role\"
+            raise RequestError(f"{name}: more messages than the context has tokens ({context})", field=name)
     return parse(body, model)
 
 

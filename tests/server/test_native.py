@@ -294,12 +294,16 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(http):
 
 
 def test_a_large_body_is_refused_before_it_is_taken_apart(served, http):
-    """Two megabytes of ids or of anything else cannot be of use here; nobody else waits while that is found out."""
+    """So many ids, or whatever it is, cannot be of use here; nobody else waits while that is found out."""
     numbers = b"[" + b"1," * 7_000_000 + b"1]"
     for field, path in (("input_ids", "/generate"), ("nonsense", "/generate"), ("messages", "/v1/chat/completions"), ("tokens", "/detokenize")):
         response = http.post(path, content=b'{"%s": %s}' % (field.encode(), numbers))
         assert response.status_code == 400 and response.json()["error"]["param"] == field, field
         assert ("unknown field" in response.json()["error"]["message"]) == (field == "nonsense")
+    crowd = [{"role": "user", "content": ""}] * 3000
+    assert "more messages than" in http.post("/v1/chat/completions", json={"model": "fake", "messages": crowd}).json()["error"]["message"]
+    quoted = [{"role": "user", "content": '"role"' * 3000}]
+    assert "characters" in http.post("/v1/chat/completions", json={"model": "fake", "messages": quoted}).json()["error"]["message"]
     commas = http.post("/generate", json={"text": "," * 1_000_000}).json()["error"]
     assert "1000000 characters cannot fit" in commas["message"]
     assert http.post("/generate", json={"text": ["say:ok" + "," * 20] * 256 + ["x"]}).json()["error"]["message"].startswith("257 prompts")

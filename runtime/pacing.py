@@ -10,7 +10,7 @@ STRETCH = 2.1  # without a target: a step with chunks takes so many times the st
 CALM, CROWDED = 0.03, 0.1  # or so many seconds, if that is more: while few wait, and while many do (ten tokens a second can be read)
 CROWD = 8  # waiting requests that add CALM once more
 SMALLEST = 4  # tokens of a chunk: smaller ones cost more than they bring
-PATIENCE = 24  # steps without any chunk, after which the smallest is computed whatever the streams' targets
+PATIENCE, ANYWAY = 24, 128  # steps without any chunk, after which so many tokens are computed whatever the targets: of 25, one is late
 
 
 class Pace:
@@ -55,11 +55,10 @@ class Pace:
             return n
         if work.tokens > work.drawn:  # there is a chunk already
             return 0
-        if self._strict and self._hungry < PATIENCE:
-            self._hungry += 1
-            return 0
-        self._hungry = 0
-        return least
+        if not self._strict:
+            return least
+        self._hungry = (self._hungry + 1) % (PATIENCE + 1)
+        return 0 if self._hungry else min(wanted, ANYWAY)
 
     def bears(self, running: Iterable[Request], one_more: Request) -> bool:
         """False if a step of these streams alone would miss a target once `one_more` is among them."""

@@ -12,7 +12,7 @@ from ramet.runtime import calibrate
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.cost_model import Coefficients, CostModel, Work
 from ramet.runtime.errors import ConfigError, RequestError
-from ramet.runtime.pacing import CALM, PATIENCE, SMALLEST, STRETCH, Pace
+from ramet.runtime.pacing import ANYWAY, CALM, PATIENCE, SMALLEST, STRETCH, Pace
 from ramet.runtime.protocol import GenerateRequest, SamplingParams
 
 TRUE = Coefficients(base=0.02, token=0.002, draw=0.001, read=1e-5, pair=2e-6)
@@ -156,12 +156,12 @@ def test_streams_without_a_target_are_not_stalled_either():
     assert Pace(cost, auto=False).chunk(work(), 0, 512) == 512
 
 
-def test_chunks_that_find_no_room_get_the_least_now_and_then():
+def test_chunks_that_find_no_room_are_computed_now_and_then():
     pace = Pace(CostModel(TRUE, observed=100), tpot_target=0.001)
     sizes = []
     for _ in range(3 * (PATIENCE + 1)):
         sizes.append(pace.chunk(pace.begin([stream()]), 0, 512))
-    assert sizes == 3 * ([0] * PATIENCE + [SMALLEST])
+    assert sizes == 3 * ([0] * PATIENCE + [ANYWAY])
 
 
 def test_no_more_streams_than_a_target_bears():

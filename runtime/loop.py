@@ -86,13 +86,13 @@ class EngineLoop:
         """Drops all cached KV; False while requests run."""
         return bool(self._ask(self.engine.flush_cache))
 
-    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "") -> int:
+    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "", tenant: str = "") -> int:
         """Keeps the cached part of a prefix from eviction for `ttl` seconds; its tokens. Raises RequestError, UnsupportedError."""
-        return int(self._ask(lambda: self.engine.pins.pin(ids, ttl, Namespace(cache_salt))))
+        return int(self._ask(lambda: self.engine.pins.pin(ids, ttl, Namespace(cache_salt, tenant))))
 
-    def unpin(self, ids: Sequence[int], cache_salt: str = "") -> bool:
+    def unpin(self, ids: Sequence[int], cache_salt: str = "", tenant: str = "") -> bool:
         """Lets a pinned prefix be evicted again; False if it was not pinned."""
-        return bool(self._ask(lambda: self.engine.pins.unpin(ids, Namespace(cache_salt))))
+        return bool(self._ask(lambda: self.engine.pins.unpin(ids, Namespace(cache_salt, tenant))))
 
     def stats(self) -> dict[str, Any]:
         """Queues, pool and counters as they are now."""

@@ -52,12 +52,11 @@ class UnpinBody(Wire):
     text: str | None = None
     input_ids: Ids | None = None
     cache_salt: str = ""
+    tenant: str = ""
 
 
 class ExplainBody(UnpinBody):
     """The body of POST /tree/explain: a prompt, and whose."""
-
-    tenant: str = ""
 
 
 class PinBody(UnpinBody):
@@ -151,8 +150,9 @@ def routes(service: Service) -> APIRouter:
         async def run() -> Any:
             ids = await prompt_ids(service, body)
             prefill = SamplingParams(max_new_tokens=0)  # computes what is not in the tree yet
-            await service.run(GenerateRequest(new_id("pin-"), ids, prefill, cache_salt=body.cache_salt, deadline=service.deadline(None)))
-            pinned = await client.call("pin", ids=ids, ttl=float(body.ttl), cache_salt=body.cache_salt)
+            salt, tenant = body.cache_salt, body.tenant
+            await service.run(GenerateRequest(new_id("pin-"), ids, prefill, cache_salt=salt, tenant=tenant, deadline=service.deadline(None)))
+            pinned = await client.call("pin", ids=ids, ttl=float(body.ttl), cache_salt=salt, tenant=tenant)
             return {"tokens": len(ids), "pinned": pinned, "ttl": body.ttl}
 
         return await answer(request, run())
@@ -161,7 +161,7 @@ def routes(service: Service) -> APIRouter:
     async def unpin(request: Request) -> Response:
         body = await wire.read(request, UnpinBody)
         ids = await prompt_ids(service, body)
-        return Json({"unpinned": await client.call("unpin", ids=ids, cache_salt=body.cache_salt)})
+        return Json({"unpinned": await client.call("unpin", ids=ids, cache_salt=body.cache_salt, tenant=body.tenant)})
 
     @router.get("/health")
     async def health() -> Response:

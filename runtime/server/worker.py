@@ -7,6 +7,7 @@ engine's numbers; one waits for the end of stdin, which is the parent's death, a
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -58,6 +59,7 @@ class Worker:
         self.lanes = {kind: ThreadPoolExecutor(2, f"submit-{kind}") for kind in ("plain", "constrained", "calls")}
         self.stats: dict[str, Any] = {}
         self.stats_at = time.monotonic()
+        self.stopping = False
         self.sender = threading.Thread(target=self._send, name="sender", daemon=True)
 
     def run(self) -> int:
@@ -72,6 +74,8 @@ class Worker:
             if not isinstance(error, RametError):
                 log.exception("the engine could not be opened")
             return self._leave(1, ipc.Failed(f"{error}" if isinstance(error, RametError) else f"{type(error).__name__}: {error}"))
+        gc.collect()
+        gc.freeze()  # model and libraries stay: no collection between two steps need look at them
         self.out.put(ipc.Ready(os.getpid(), info))
         self.stats_at = time.monotonic()
         for task in (self._beat, self._watch):
@@ -80,6 +84,7 @@ class Worker:
         while True:
             frame = reader.read(source.recv_multipart())
             if isinstance(frame, ipc.Stop):
+                self.stopping = True
                 self.loop.close()
                 return self._leave(0)
             if frame is not None:
@@ -160,6 +165,8 @@ class Worker:
                 self.stats = self.loop.stats()
                 self.stats_at = time.monotonic()
             except EngineClosedError as error:
+                if self.stopping:  # it was asked to end, and may be writing its cache down
+                    return
                 log.error("the engine died: %s", error)
                 self._leave(1)
                 os._exit(1)

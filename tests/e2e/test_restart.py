@@ -56,6 +56,9 @@ def tenants_do_not_share(http):
             details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
             cached.append(details["cached_tokens"])
         assert cached[0] == cached[2] == 0 and cached[1] > 30, (path, cached)
+    pin = {"text": text + "Pinned.", "tenant": "c"}
+    assert http.post("/pin", json=pin).json()["pinned"] > 30
+    assert http.post("/unpin", json=pin | {"tenant": "d"}).json() == {"unpinned": False} and http.post("/unpin", json=pin).json() == {"unpinned": True}
     explained = http.post("/tree/explain", json={"text": text, "tenant": "a/generate"}).json()
     assert explained["cached"] == explained["tokens"]
 

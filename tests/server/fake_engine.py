@@ -141,11 +141,11 @@ class FakeLoop:
                 self.seen.clear()
             return not self.live
 
-    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "") -> int:
+    def pin(self, ids: Sequence[int], ttl: float, cache_salt: str = "", tenant: str = "") -> int:
         self.pins[tuple(ids)] = ttl
         return len(ids)
 
-    def unpin(self, ids: Sequence[int], cache_salt: str = "") -> bool:
+    def unpin(self, ids: Sequence[int], cache_salt: str = "", tenant: str = "") -> bool:
         return self.pins.pop(tuple(ids), None) is not None
 
     def server_info(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -82,6 +83,8 @@ class _Running:
                 url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
                 self.listener.listen(2048)  # who reads the line below and calls at once is not refused
                 log.info("serving", extra={"data": {"url": url, "model": service.model_name}})
+                gc.collect()
+                gc.freeze()  # modules and the vocabulary stay: no collection need look at them while streams wait
                 watching = asyncio.create_task(service.watch_lag(), name="lag")
                 await self.server.serve(sockets=[self.listener])
                 watching.cancel()

@@ -8,7 +8,6 @@ engine's numbers; one waits for the end of stdin, which is the parent's death, a
 from __future__ import annotations
 
 import gc
-import gc
 import logging
 import os
 import queue
@@ -75,8 +74,6 @@ class Worker:
             if not isinstance(error, RametError):
                 log.exception("the engine could not be opened")
             return self._leave(1, ipc.Failed(f"{error}" if isinstance(error, RametError) else f"{type(error).__name__}: {error}"))
-        gc.collect()
-        gc.freeze()  # model and libraries stay: no collection between two steps need look at them
         gc.collect()
         gc.freeze()  # model and libraries stay: no collection between two steps need look at them
         self.out.put(ipc.Ready(os.getpid(), info))

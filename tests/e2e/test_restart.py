@@ -32,7 +32,7 @@ def test_a_restarted_server_is_warm_and_says_why(embedded_model, tmp_path):
                 drawn = CliRunner().invoke(app, ["tree", server.url])
                 assert drawn.exit_code == 0 and "The quick brown fox" in drawn.stdout
         finally:
-            assert server.end() == 0
+            assert server.end() == 0, server.log[-2000:]
     cold, warm = answers
     assert warm["text"] == cold["text"]
     prompt_tokens = warm["meta_info"]["prompt_tokens"]

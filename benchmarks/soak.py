@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    server, url = start_server(["--model-path", options.model_path, "--max-total-tokens", "16384"])
+    server, url = start_server(["--model-path", options.model_path, "--max-total-tokens", "8192"])
     try:
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         failures = asyncio.run(run(url, [server.pid, *map(int, children)], options))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import formats
 from .compiler import Grammar, GrammarCompiler
 from .errors import GrammarError
 from .json_schema import translate
@@ -140,6 +141,11 @@ def _check_keywords(report: Report, source: Any, whitespace: str, lenient: bool)
     names = {keyword for schema in document.schemas for keyword in schema if isinstance(keyword, str)}
     report.enforced = sorted(names & (ENFORCE.keys() | _PARTNERS) - refused)
     report.ignored = sorted(names - ENFORCE.keys() - _PARTNERS - _STRUCTURE)
+    used = {schema["format"] for schema in document.schemas if "format" in schema}
+    unknown = used - formats.NAMES
+    report.ignored += [f"format {name!r}" for name in sorted(unknown)]
+    if used == unknown:
+        report.enforced = [name for name in report.enforced if name != "format"]
 
 
 def _shortest(grammar: Grammar) -> tuple[bytes, bool]:

@@ -132,6 +132,8 @@ class _Translator:
         if not node.parts and not node.negated:
             return () if self.ecma else ANY_CHAR.args  # `[]`, or `.` under the flag s
         found: list[tuple[int, int]] = []
+        if any(isinstance(part, str) and part.swapcase() in node.parts for part in node.parts):
+            found.append((0, MAX_CODE_POINT))  # [\s\S] is any character, whichever tables \s and \S have
         for part in node.parts:
             if isinstance(part, str):
                 found += self.class_escape(part, negated=node.negated ^ self.inverted)

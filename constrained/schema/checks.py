@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
+from types import NoneType
 from typing import Any
 
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
@@ -89,8 +91,25 @@ def _text(value: Any) -> str | None:
     return None if isinstance(value, str) else "must be a string"
 
 
+_PLAIN = frozenset((str, int, bool, NoneType))
+
+
+def _is_json(value: Any) -> bool:
+    """Whether no number in a parsed value is infinite or not a number: Python reads and writes these, JSON has no way to."""
+    if isinstance(value, float):
+        return isfinite(value)
+    parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return _PLAIN.issuperset(map(type, parts)) or all(map(_is_json, parts))
+
+
 def _enum(value: Any) -> str | None:
-    return None if isinstance(value, list) else "must be a list of values"
+    if not isinstance(value, list):
+        return "must be a list of values"
+    return _const(value)
+
+
+def _const(value: Any) -> str | None:
+    return None if _is_json(value) else "must be of finite numbers"
 
 
 def _flag(value: Any) -> str | None:
@@ -98,7 +117,7 @@ def _flag(value: Any) -> str | None:
 
 
 CHECKS: dict[Any, Callable[[Any], str | None]] = {
-    "type": _type, "enum": _enum, "$ref": _text, "$dynamicRef": _text, "$recursiveRef": _text,
+    "type": _type, "enum": _enum, "const": _const, "$ref": _text, "$dynamicRef": _text, "$recursiveRef": _text,
     "allOf": _schemas, "anyOf": _schemas, "oneOf": _schemas, "not": _schema, "if": _schema, "then": _schema, "else": _schema,
     "properties": _map, "patternProperties": _map, "additionalProperties": _schema, "unevaluatedProperties": _schema,
     "propertyNames": _schema, "required": _names, "dependencies": _dependencies, "dependentSchemas": _map,

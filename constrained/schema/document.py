@@ -92,7 +92,7 @@ class Document:
         So the same small schema is one literal wherever it stands, and `not` it is seen to contradict it."""
         parts = []
         for keyword, value in schema.items():
-            if keyword in CHECKS or keyword == "const":
+            if keyword in CHECKS:
                 if type(value) is list and keyword in ("type", "enum", "required"):
                     value = tuple([(type(item), item) for item in value])
                 elif type(value) in (dict, list) or keyword in REFERENCES and self.embedded_ids:
@@ -105,7 +105,7 @@ class Document:
 
     def refers_alone(self, schema: dict[str, Any]) -> bool:
         """Whether a schema is nothing but a $ref, and what that means is the same all over the document."""
-        return not self.embedded_ids and type(schema["$ref"]) is str and len(CHECKS.keys() & schema.keys()) == 1 and "const" not in schema
+        return not self.embedded_ids and type(schema["$ref"]) is str and len(CHECKS.keys() & schema.keys()) == 1
 
     def _alone(self, schema: dict[str, Any], place: str) -> Literal:
         """A $ref under a draft that knows nothing beside it (drafts 3 to 7: "all other properties [...] SHALL be ignored")."""
@@ -194,7 +194,7 @@ class Document:
         for escaped in parts:
             part = escaped.replace("~1", "/").replace("~0", "~") if "~" in escaped else escaped
             try:
-                schema = schema[int(part)] if isinstance(schema, list) else schema[part]
+                schema = schema[_position(part)] if isinstance(schema, list) else schema[part]
             except (KeyError, IndexError, ValueError, TypeError):
                 place = self.place(owner)
                 raise GrammarError(f"'$ref' at {place or '#'} leads nowhere: {pointer!r} has no {part!r}", place=f"{place}/$ref") from None
@@ -275,6 +275,13 @@ class Index:
 def joined(base: str, reference: str) -> str:
     """A reference made absolute; a bare fragment too where the base is no hierarchy (urn:...), which urljoin leaves as it is."""
     return base.split("#")[0] + reference if reference.startswith("#") else urljoin(base, reference)
+
+
+def _position(part: str) -> int:
+    """A place in a list, as JSON pointers write it (RFC 6901, section 4). Raises ValueError."""
+    if not (part.isascii() and part.isdigit()) or part != "0" and part.startswith("0"):
+        raise ValueError(part)
+    return int(part)
 
 
 def escape(key: str) -> str:

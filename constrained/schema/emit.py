@@ -15,6 +15,7 @@ from .facts import (
     ARRAY,
     BOOLEAN,
     NULL,
+    NUMBER,
     OBJECT,
     STRING,
     ArrayFacts,
@@ -26,6 +27,8 @@ from .facts import (
     ObjectFacts,
     StringFacts,
     ValuedFacts,
+    exact,
+    kind_of,
 )  # fmt: skip
 from .keywords import joined_alternatives
 from .lists import Member, Need, in_order, needy, picked, repeated
@@ -276,13 +279,15 @@ class Emitter:
             elif facts.kind == BOOLEAN:
                 booleans = cast(BooleanFacts, facts)
                 values += [v for v in (True, False) if (booleans.values is None or v in booleans.values) and v not in booleans.excluded]
+            elif isinstance(facts, NumberFacts) and facts.values is None and (whole := numbers.integers(facts)) is not None:
+                values += whole
             elif not isinstance(facts, ValuedFacts) or facts.values is None:
                 return None
             elif isinstance(facts, NumberFacts):
                 values += [value for key, value in facts.values.items() if facts.admits(key)]
             else:
                 values += [value for value in facts.values if string_admits(facts, value)]
-        return list(dict.fromkeys(values)) if len({(type(v), v) for v in values}) == len(values) else None
+        return list({(kind := kind_of(value), exact(value) if kind == NUMBER else value): value for value in values}.values())
 
     # ---- objects ----------------------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def _listed_names(term: Term) -> list[str] | None:
 def _(solver: Solver, number: int, kind: int, value: dict[str, Any]) -> Choice:
     ways: Choice = []
     for pattern, schema in value.items():
-        solver.pattern(pattern, number)
+        solver.pattern(pattern, number, "patternProperties")
         if literal := solver.child(number, schema, "patternProperties", pattern):
             ways.append([solver.made(number, {SOME_PROPERTY: (Names((pattern,)), literal ^ 1)})])
     return ways

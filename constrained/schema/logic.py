@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import GrammarError, LimitError
 from ..grammar import Term
 from ..regex import from_regex
-from .document import FALSE, NOT_ENFORCED, Document, Held, Literal, describe
+from .document import FALSE, NOT_ENFORCED, Document, Held, Literal
 from .facts import ANY_KIND, ARRAY, FACTS, KINDS, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .keywords import DENY, ENFORCE
 from .match import matches
@@ -323,7 +323,7 @@ class Solver:
             known = self._made[number, key] = self.document.made(schema, number)
         return known
 
-    def pattern(self, pattern: str, number: int) -> Term:
+    def pattern(self, pattern: str, number: int, keyword: str = "pattern") -> Term:
         """The strings in which `pattern` is found. Raises GrammarError for what the dialect has not."""
         term = self._patterns.get(pattern)
         if term is None:
@@ -333,13 +333,14 @@ class Solver:
                 raise
             except GrammarError as error:
                 place = self.document.place(number)
-                raise GrammarError(f"the pattern {describe(pattern)} at {place or '#'} cannot be enforced: {error}", place=place) from error
+                why = f"{keyword!r} at {place or '#'} cannot be enforced: {error}"
+                raise GrammarError(why, place=f"{place}/{keyword}") from error
         return term
 
     def pattern_or_refuse(self, pattern: str, number: int, keyword: str) -> Term | None:
         """The same; None if the caller is lenient and the pattern cannot be enforced."""
         try:
-            return self.pattern(pattern, number)
+            return self.pattern(pattern, number, keyword)
         except GrammarError as error:
             if not self.document.lenient:
                 raise

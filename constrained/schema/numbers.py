@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache, partial
-from math import lcm
+from math import ceil, floor, lcm
 from typing import Any
 
 from ..errors import LimitError
@@ -73,6 +73,13 @@ def _listed(facts: NumberFacts, step: Fraction, least: Fraction, most: Fraction)
         return None
     values = (n * step for n in range(low, high + 1))
     return words([text for value in values if facts.admits(value) and (text := plain(value))])
+
+
+def integers(facts: NumberFacts) -> list[int] | None:
+    """The values one by one, if they are whole numbers and few."""
+    if facts.integral is not True or facts.least is None or facts.most is None or facts.most - facts.least > MAX_LISTED:
+        return None
+    return [n for n in range(ceil(facts.least), floor(facts.most) + 1) if facts.admits(Fraction(n))]
 
 
 def plain(value: Fraction) -> str:
@@ -327,4 +334,4 @@ def _as_rules(table: Table, name: str) -> dict[str, Term]:
     return {f"{name}.{n}": _state_term(table, n, lambda number: ref(f"{name}.{number}")) for n in range(len(table))}
 
 
-__all__ = ["INTEGER", "NUMBER", "NOTHING", "plain", "term"]
+__all__ = ["INTEGER", "NUMBER", "NOTHING", "integers", "plain", "term"]

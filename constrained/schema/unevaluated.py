@@ -36,7 +36,7 @@ def _properties(solver: Solver, state: State, facts: ObjectFacts, number: int, l
             return
         names |= schema.get("properties", {}).keys()
         for pattern in schema.get("patternProperties", ()):
-            solver.pattern(pattern, number)
+            solver.pattern(pattern, number, "patternProperties")
             patterns.append(pattern)
     facts.rule(Names((), tuple(patterns), frozenset(names)), literal)
 

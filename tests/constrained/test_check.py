@@ -20,7 +20,9 @@ def test_says_what_is_enforced_and_what_is_not() -> None:
     report = check(PLACE)
     assert report.ok and report.forced == '{"city": "'
     assert {"minLength", "minimum", "required", "properties"} <= set(report.enforced)
-    assert report.ignored == ["description"] and "zip" in report.warnings[0]
+    assert report.ignored == ["description", "format 'zip'"] and "zip" in report.warnings[0] and "format" not in report.enforced
+    assert check({"type": "integer", "format": "int32"}).ignored == ["format 'int32'"]
+    assert check({"type": "object", "properties": {"a": {"type": "string", "pattern": "\\b"}}}).enforced == ["properties", "type"]
     jsonschema.validate(json.loads(report.shortest), PLACE)
     assert len(report.shortest) == len('{"city": "ab", "n": 3, "zip": ""}')
 

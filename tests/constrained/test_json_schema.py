@@ -84,6 +84,10 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"not": {"const": [1]}, "type": "array", "items": {"const": 1}}, ["[]", "[1, 1]"], ["[1]"]),
     ({"$ref": "#/$defs/s", "maxLength": 2, "$defs": {"s": {"type": "string"}}}, ['"ab"'], ['"abc"', "1"]),
     (True, ["1", '"a"', '{"a": [null]}', "[]"], ["", "{", "[1,]"]),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": [0, False, 1, True]}}, ["[0, false]", "[true, 1, 0]"], ["[0, 0]", "[true, true]"]),
+    ({"type": "array", "uniqueItems": True, "items": {"anyOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}}, ["[3, 1, 2]"], ["[2, 2]"]),
+    ({"type": "array", "uniqueItems": True, "items": {"type": "integer", "minimum": 1, "exclusiveMaximum": 4, "not": {"const": 2}}},
+     ["[]", "[3, 1]"], ["[1, 1]", "[2]", "[4]"]),
     # references
     (TREE, ['{"n": 1}', '{"n": 1, "sub": [{"n": 2, "sub": []}, {"n": 3}]}'], ['{"sub": []}', '{"n": 1, "sub": [{}]}']),
     ({"$ref": "#/$defs/a~1b%25~0", "$defs": {"a/b%~": {"type": "boolean"}}}, ["true"], ["1"]),
@@ -111,9 +115,11 @@ def test_language(schema: Any, accepted: list[str], refused: list[str]) -> None:
         ({"$ref": "#/$defs/nope"}, "$ref"), ({"$ref": "https://127.0.0.1:9/x.json"}, "$ref"), ({"$ref": "#"}, "$ref"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "$ref"),
         ({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, "$ref"), ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"), 
+        ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
-        ({"type": "string", "pattern": "(a)\\1"}, "pattern"),
+        ({"type": "string", "pattern": "(a)\\1"}, "'pattern'"), ({"type": "object", "patternProperties": {"\\b": True}}, "'patternProperties'"),
+        ({"const": float("nan")}, "const"), ({"enum": [1, {"a": [float("inf")]}]}, "enum"),
+        ({"prefixItems": [True, {"$ref": "#/prefixItems/-1"}]}, "$ref"),
     ],
 )  # fmt: skip
 def test_refusals_name_keyword_and_place(monkeypatch: pytest.MonkeyPatch, schema: Any, keyword: str) -> None:

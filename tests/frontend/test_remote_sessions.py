@@ -30,16 +30,14 @@ class Proxy:
     def __init__(self, url: str, hidden: bytes | None = None) -> None:
         self.target = (urlsplit(url).hostname, urlsplit(url).port)
         self.hidden = hidden
-        self.sent: list[bytes] = []
+        self.sent: list[bytearray] = []  # request by request, in the order in which they begin
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def requests(self) -> list[bytes]:
         """What was sent to the routes that compute or keep, request by request: path and body."""
-        whole = b"".join(self.sent)
-        parts = [part for part in whole.replace(b"POST /", b"\0POST /").replace(b"GET /", b"\0GET /").split(b"\0") if part]
-        return [part for part in parts if part.startswith((b"POST /generate", b"POST /session", b"POST /score"))]
+        return [bytes(sent) for sent in self.sent if sent.startswith((b"POST /generate", b"POST /session", b"POST /score"))]
 
     def _accept(self) -> None:
         while True:
@@ -55,7 +53,9 @@ class Proxy:
         try:
             while data := source.recv(1 << 16):
                 if keep:
-                    self.sent.append(data)
+                    if data.startswith((b"POST /", b"GET /")):  # a client says one thing after the other on a connection
+                        self.sent.append(request := bytearray())
+                    request += data
                     if self.hidden:
                         data = data.replace(self.hidden, b"POST /none")
                 target.sendall(data)

@@ -204,7 +204,8 @@ class Engine:
         drawing: list[tuple[PlanItem, int]] = []
         for i, item in enumerate(plan.items):
             begin, end = batch.row_start[i], batch.row_start[i + 1]
-            if end > begin and (item.request.source.logprobs or item.request.source.token_ids_logprob):
+            source = item.request.source
+            if (source.logprobs or source.token_ids_logprob) and (end > begin or item.request.logprob_from == 0):
                 self._note_logprobs(item, logits[begin:end].numpy())
             if item.samples and item.request.draws:
                 drawing.append((item, end - 1))
@@ -221,7 +222,7 @@ class Engine:
         return {**dict(zip(requests, ids, strict=True)), **broken}
 
     def _note_logprobs(self, item: PlanItem, rows: NDArray[np.float32]) -> None:
-        """Logprobs of prompt and forced ids, from the rows that predict them."""
+        """Logprobs of prompt and forced ids, from the rows that predict them; the first id of all has none, and needs no row."""
         request = item.request
         if request.logprob_from == 0 and not request.logprobs:
             request.logprobs.append(TokenLogprob(request.ids[0], None))

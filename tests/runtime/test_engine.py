@@ -458,3 +458,12 @@ def test_two_thousand_requests_of_every_kind_through_a_small_pool():
             if not request.params.ignore_eos and EOS in truth:
                 truth = truth[: truth.index(EOS) + 1]
             assert ids == truth
+
+
+def test_logprobs_of_a_prompt_of_one_token():
+    """Its only id has none, and nothing has to be computed to say so."""
+    engine = fake_engine()
+    request = GenerateRequest("one", (97,), SamplingParams(max_new_tokens=0), logprobs=True, logprob_start=0)
+    (chunk,) = run(engine, [request])["one"]
+    assert chunk.finish is not None and [(p.token_id, p.logprob) for p in chunk.prompt_logprobs] == [(97, None)]
+    engine.check()

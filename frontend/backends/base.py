@@ -116,7 +116,6 @@ class Worker:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap; of the same time, in order
         self._count = itertools.count()
-        self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -133,10 +132,8 @@ class Worker:
         if self._closed:
             return
         entry = when, next(self._count), work
-        with self._lock:
-            heapq.heappush(self._later, entry)
-            sleeps_too_long = self._later[0] is entry
-        if sleeps_too_long:  # else the thread is not woken: it looks when the first of them is due
+        heapq.heappush(self._later, entry)  # one step of the interpreter, as all on this list: no lock, for which threads would queue
+        if entry in self._later[:1]:  # else the thread is not woken: it looks when the first of them is due
             self._jobs.put(_nothing)
 
     def close(self) -> None:
@@ -160,12 +157,10 @@ class Worker:
     def _perform_due(self) -> float | None:
         """Runs the delayed jobs whose time has come; returns how long it is until the next one."""
         while self._later:
-            remaining = self._later[0][0] - time.monotonic()
+            remaining = self._later[0][0] - time.monotonic()  # this thread alone takes from it
             if remaining > 0:
                 return remaining
-            with self._lock:
-                work = heapq.heappop(self._later)[2]
-            _perform(work)
+            _perform(heapq.heappop(self._later)[2])
         return None
 
 

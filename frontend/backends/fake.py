@@ -74,7 +74,7 @@ class Fake:
         self._scores, self._logits, self._latency, self._chat = scores, logits, latency, chat
         self._free_at = [0.0] * (max_concurrency or 0)  # a heap: when each of the places for a call is free again
         self._known: list[tuple[int, ...]] = []  # sorted, so that the longest shared beginning is with a neighbour
-        self._lock = threading.Lock()
+        self._places = threading.Lock()
         self._live: set[str] = set()
         self._closed = False
         self._worker = Worker("ramet-fake")
@@ -101,37 +101,26 @@ class Fake:
         ids = tuple(self.encode(request.prompt, add_special=True)) if isinstance(request.prompt, str) else request.prompt
         if not ids:
             raise PromptError("the prompt is empty: there is nothing to go on from", field="prompt")
-        with self._lock:
-            if self._script is not None and isinstance(self._script, list) and self._logits is None:
-                if not self._script:
-                    raise RequestError(
-                        f"the script has no answer left for the prompt that ends in {self.decode(ids)[-60:]!r}", field="prompt"
-                    )
-                answer = self._script.pop(0)
-            else:
-                answer = None
-            self.calls.append(request)
-            self._live.add(request.rid)
+        answer = self._next_of_script(ids)
+        self.calls.append(request)  # like the set, changed in one step of the interpreter: no lock, for which threads would queue
+        self._live.add(request.rid)
         self._soon(partial(self._answer, request, ids, answer, sink, time.monotonic()))
 
     def score(self, request: ScoreRequest, sink: ScoreSink) -> None:
         self._check(request)
         if not request.prompt:
             raise PromptError("the prompt is empty: there is nothing to go on from", field="prompt")
-        with self._lock:
-            self.calls.append(request)
+        self.calls.append(request)
         self._soon(lambda: sink(self._scored(request)))
 
     def abort(self, rid: str) -> None:
-        with self._lock:
-            self._live.discard(rid)
+        self._live.discard(rid)
 
     def defer(self, work: Callable[[], None], delay: float = 0.0) -> None:
         self._worker.post(work, delay)
 
     def flush_cache(self) -> bool:
-        with self._lock:
-            self._known.clear()
+        self._worker.post(self._known.clear)  # on the thread that uses it, before what is asked from now on
         return True
 
     def get_server_info(self) -> dict[str, Any]:
@@ -147,6 +136,16 @@ class Fake:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    def _next_of_script(self, ids: tuple[int, ...]) -> Any:
+        """The answer that is due, where the script is a list; else None."""
+        if not isinstance(self._script, list) or self._logits is not None:
+            return None
+        try:
+            return self._script.pop(0)
+        except IndexError:
+            shown = self.decode(ids)[-60:]
+            raise RequestError(f"the script has no answer left for the prompt that ends in {shown!r}", field="prompt") from None
+
     # ---- answering, on the worker ----
 
     def _check(self, request: GenerateRequest | ScoreRequest) -> None:
@@ -159,7 +158,7 @@ class Fake:
             self._worker.post(work)
             return
         now = time.monotonic()
-        with self._lock:
+        with self._places:
             end = (max(now, self._free_at[0]) if self._free_at else now) + self._latency
             if self._free_at:
                 heapq.heapreplace(self._free_at, end)
@@ -298,24 +297,21 @@ class Fake:
 
     def _cached(self, ids: tuple[int, ...]) -> int:
         """How many of `ids` are known as the beginning of something earlier; the last one is always computed."""
-        with self._lock:
-            at = bisect.bisect_left(self._known, ids)
-            around = self._known[max(0, at - 1) : at + 1]
+        at = bisect.bisect_left(self._known, ids)
         most = 0
-        for known in around:
+        for known in self._known[max(0, at - 1) : at + 1]:
             if known[: most + 1] == ids[: most + 1]:
                 most = common_length(known, ids)
         return min(most, len(ids) - 1)
 
     def _remember(self, ids: tuple[int, ...]) -> None:
         """From now on `ids` are known."""
-        with self._lock:
-            known = self._known
-            at = bisect.bisect_left(known, ids)
-            if at and known[at - 1] == ids[: len(known[at - 1])]:
-                known[at - 1] = ids  # the beginning goes without saying
-            elif at == len(known) or known[at][: len(ids)] != ids:
-                known.insert(at, ids)
+        known = self._known
+        at = bisect.bisect_left(known, ids)
+        if at and known[at - 1] == ids[: len(known[at - 1])]:
+            known[at - 1] = ids  # the beginning goes without saying
+        elif at == len(known) or known[at][: len(ids)] != ids:
+            known.insert(at, ids)
 
 
 def first_stop(text: str, params: SamplingParams) -> tuple[str | None, int]:

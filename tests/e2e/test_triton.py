@@ -22,7 +22,7 @@ SLOTS = 1024
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     torch.manual_seed(3)
-    shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
+    shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 2}
     config = transformers.Qwen3Config(vocab_size=257, head_dim=24, max_position_embeddings=512, **shape)
     folder = tmp_path_factory.mktemp("model")
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)

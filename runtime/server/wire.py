@@ -84,9 +84,28 @@ def check(data: dict[str, Any], model: type[M], where: str = "") -> M:
         if value is not None and value not in model.absent[name]:
             raise UnsupportedError(f"{where}{name} is not supported here", field=where + name)
     try:
-        return model.model_validate(data)
+        body = model.model_validate(data)
     except pydantic.ValidationError as error:
         raise _refusal(error, model, data, where) from None
+    _refuse_wide(body, where)
+    return body
+
+
+def _refuse_wide(body: Wire, where: str) -> None:
+    """Whole numbers of more than 64 bits mean nothing in any field, and no frame between the processes holds them."""
+    for name in body.model_fields_set:
+        value = getattr(body, name)
+        if isinstance(value, Wire):
+            _refuse_wide(value, f"{where}{name}.")
+        elif _is_wide(value):
+            raise RequestError(f"{where}{name}: a whole number of more than 64 bits", field=where + name)
+
+
+def _is_wide(value: Any) -> bool:
+    """Such a number, or a list that holds one."""
+    if type(value) is list:
+        return any(map(_is_wide, value))
+    return type(value) is int and not -(1 << 63) <= value < 1 << 64
 
 
 def _refusal(error: pydantic.ValidationError, model: type[Wire], data: dict[str, Any], where: str) -> RequestError:

@@ -192,3 +192,23 @@ def test_a_line_of_the_log_is_one_line(serve):
     httpx.post(url + "/v1/completions", json={"prompt": "say:x", "user": "me\nERROR forged"}, timeout=10)
     wait_for(lambda: server.log.count("INFO [http] request") == 2)
     assert not any(line.startswith("ERROR") for line in server.log.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 10**20}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [10**20]}, "stop_token_ids"),
+        ("/v1/completions", {"prompt": [[1, -(10**20)]]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 10**20}, "max_completion_tokens"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 10**20}, "max_output_tokens"),
+        ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 10**20}}, "max_new_tokens"),
+        ("/generate", {"input_ids": [10**20]}, "input_ids"),
+        ("/generate", {"text": "a", "priority": -(10**20)}, "priority"),
+        ("/score", {"input_ids": [10**20], "options": ["a"]}, "input_ids"),
+    ],
+)
+def test_whole_numbers_of_more_than_64_bits(http, path, body, field):
+    answer = http.post(path, json={"model": "fake", **body} if path.startswith("/v1") else body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].endswith(field)

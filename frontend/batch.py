@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import CancelledError, RequestError
+from .collector import seldom
 from .waiting import Hub, Signal, Task, no_timer
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 AT_ONCE = 512  # programs under way; more only fill the engine's queue
 KEPT = 1024  # states that a generator keeps for a slow taker
 MOST_THREADS = 16
+Show = Callable[[int, Mapping[str, int]], None]  # called with how many items have ended, and the sums of their token counts
 PATIENCE = 0.02  # seconds after which a thread that has not come back from a body counts as held up
 
 
@@ -60,9 +62,10 @@ def run_batch(
         fail_fast=on_error == "raise",
         progress_bar=progress_bar,
     )
+    if not generator_style:
+        return batch.all_states()
     batch.begin()
-    states = batch.states()
-    return states if generator_style else list(states)
+    return batch.states()
 
 
 class Batch:
@@ -93,24 +96,47 @@ class Batch:
         self._results: dict[int, tuple[ProgramState | None, BaseException | None]] = {}
         self._failed: int | None = None  # the first item by index that failed
         self._stopped = False
+        self._one_by_one = True  # whether the caller waits for the next state, not for all of them
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), 0)
 
     def states(self) -> Iterator[ProgramState]:
         """States in the order of items. An error, or closing the iterator, cancels what is under way."""
+        with self._at_work() as show:
+            for i in range(self._size):
+                self._wait(lambda i=i: self._decided(i) is not None, show)  # type: ignore[misc]
+                result = self._result(self._decided(i))
+                self._given = i + 1
+                yield result
+
+    def all_states(self) -> list[ProgramState]:
+        """As `states`. The caller sleeps until all are there, rather than be woken for each."""
+        self._one_by_one = False
+        with self._at_work() as show:
+            self.begin()
+            self._wait(self._over, show)
+            return [self._result(self._decided(i)) for i in range(self._size)]
+
+    @contextmanager
+    def _at_work(self) -> Iterator[Show]:
+        """With what shows the progress; in the end nothing is left under way."""
         try:
-            with _progress(self._size) if self._progress_bar else nullcontext(lambda ended, totals: None) as show:
-                for i in range(self._size):
-                    while not self._signal.wait_for(lambda i=i: self._decided(i) is not None, time.monotonic() + PATIENCE, no_timer):  # type: ignore[misc]
-                        show(self._ended, self._totals)
-                        self._help()
-                    show(self._ended, self._totals)
-                    result = self._result(self._decided(i))
-                    self._given = i + 1
-                    yield result
+            show_nothing = nullcontext(lambda ended, totals: None)
+            with seldom(), _progress(self._size) if self._progress_bar else show_nothing as show:
+                yield show
         finally:
             self._stop()
             for thread in self._threads:
                 thread.join(timeout=2.0)  # one that sits in the user's own code ends with it
+
+    def _wait(self, ready: Callable[[], bool], show: Show) -> None:
+        while not self._signal.wait_for(ready, time.monotonic() + PATIENCE, no_timer):
+            show(self._ended, self._totals)
+            self._help()
+        show(self._ended, self._totals)
+
+    def _over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self._ended == self._size or (self._fail_fast and self._failed is not None)
 
     def begin(self) -> None:
         """Starts the first thread."""
@@ -199,7 +225,7 @@ class Batch:
             self._under_way -= 1
             if error is not None:
                 self._failed = i if self._failed is None else min(i, self._failed)
-            wanted = self._decided(self._given) is not None
+            wanted = self._decided(self._given) is not None if self._one_by_one else self._over()
             if state is not None and self._progress_bar:
                 totals = state.run.totals
                 for key in self._totals:
@@ -216,7 +242,7 @@ class Batch:
 
 
 @contextmanager
-def _progress(size: int) -> Iterator[Callable[[int, Mapping[str, int]], None]]:
+def _progress(size: int) -> Iterator[Show]:
     """A bar with the rate of programs and of tokens, and the share of prompt tokens found cached."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -94,21 +94,28 @@ class Generation(Step):
         """The whole answer is there: its ids become the branch's, its text the value."""
         branch, node, variable, n = self.branch, self.node, self.variable, self.n
         backend = branch.run.backend
-        end = answer.end()
-        ids, rest = kept(backend, answer.ids(), answer.text(), end.finish if end is not None else None)
+        text, end = answer.text(), answer.end()
+        ids, rest = kept(backend, answer.ids(), text, end.finish if end is not None else None)
         branch.ids += ids
         branch.pending = [rest] if rest else []
         branch.began = branch.began or "text"
-        metas = [answer.meta(backend, i, self.wants.with_text) for i in range(n)]
-        texts = [answer.text(i) for i in range(n)]
+        results = [self._result(text, answer, 0)] if n == 1 else [self._result(answer.text(i), answer, i) for i in range(n)]
         if node.thinking is not None:
-            parts = [_thoughts(text, node.thinking) for text in texts]
-            branch.set_value(f"{node.name}_reasoning_content", [p[0] for p in parts] if n > 1 else parts[0][0])
-            texts = [p[1] for p in parts]
-        values: list[Any] = texts if node.read is None else [read_value(node.name, node.read, text) for text in texts]
-        variable.value = values if n > 1 else values[0]
-        variable.meta = metas if n > 1 else metas[0]
+            thoughts = [thought for _, _, thought in results]
+            branch.set_value(f"{node.name}_reasoning_content", thoughts if n > 1 else thoughts[0])
+        if n == 1:
+            variable.value, variable.meta, _ = results[0]
+        else:
+            variable.value, variable.meta = [value for value, _, _ in results], [meta for _, meta, _ in results]
         branch.run.note("gen", branch, node.name, self.begun, variable.meta)
+
+    def _result(self, text: str, answer: Answer, index: int) -> tuple[Any, dict[str, Any], str]:
+        """Of one output: its value, its meta info and what the model thought before."""
+        node, thought = self.node, ""
+        if node.thinking is not None:
+            thought, text = _thoughts(text, node.thinking)
+        value = text if node.read is None else read_value(node.name, node.read, text)
+        return value, answer.meta(self.branch.run.backend, index, self.wants.with_text), thought
 
     def _expire(self) -> None:
         branch = self.branch

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from ...runtime.errors import CancelledError, ConstraintError, EngineClosedError, PromptError, RequestError
@@ -31,6 +31,7 @@ from ..ids import common_length
 from .base import ChunkSink, Message, ScoreSink, Worker
 
 BOS, EOS, VOCAB = 256, 257, 258
+ENDED = FinishReason("stop", EOS)
 Piece = tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]
 WORDS = re.compile(r"\s*\S+|\s+")
 Logits = Callable[[tuple[int, ...]], Mapping[int, float]]
@@ -194,7 +195,7 @@ class Fake:
         else:
             self.abort(rid)
 
-    def _output(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, index: int) -> tuple[list[Piece], FinishReason]:
+    def _output(self, request: GenerateRequest, ids: tuple[int, ...], scripted: Any, index: int) -> tuple[Sequence[Piece], FinishReason]:
         params = request.params
         if params.max_new_tokens == 0:
             return [("", (), ())], FinishReason("length")
@@ -226,16 +227,15 @@ class Fake:
             raise RequestError("this Fake has no script; give it one: Fake(['first answer', ...])", field="script")
         return self._script
 
-    def _words(self, request: GenerateRequest, text: str) -> tuple[list[Piece], FinishReason]:
+    def _words(self, request: GenerateRequest, text: str) -> tuple[Sequence[Piece], FinishReason]:
         """The text word by word, up to its first stop; then the end-of-text token, or the stop that is trimmed."""
         matched, at = first_stop(text, request.params)
         whole = text if matched is None else text[: at + len(matched)]
         shown = whole if matched is None or request.params.no_stop_trim else text[:at]
-        words = WORDS.findall(shown) or [""]
-        ids = [tuple(word.encode()) for word in words]
-        ids[-1] += (EOS,) if matched is None else tuple(whole[len(shown) :].encode())
-        certain = [tuple([TokenLogprob(i, 0.0) for i in own]) for own in ids] if request.logprobs else [()] * len(ids)
-        return list(zip(words, ids, certain, strict=True)), FinishReason("stop", EOS if matched is None else matched)
+        pieces = _pieces(shown, None if matched is None else whole[len(shown) :])
+        if request.logprobs:
+            pieces = tuple((word, own, tuple(TokenLogprob(i, 0.0) for i in own)) for word, own, _ in pieces)
+        return pieces, ENDED if matched is None else FinishReason("stop", matched)
 
     def _cut(self, made: tuple[int, ...], params: SamplingParams, logprobs: Sequence[TokenLogprob]) -> tuple[list[Piece], FinishReason]:
         """An output of ids, ended by end-of-text, a stop or its length."""
@@ -312,6 +312,15 @@ class Fake:
             known[at - 1] = ids  # the beginning goes without saying
         elif at == len(known) or known[at][: len(ids)] != ids:
             known.insert(at, ids)
+
+
+@lru_cache(1024)  # a script often says the same
+def _pieces(text: str, rest: str | None) -> tuple[Piece, ...]:
+    """The words of `text` and their ids; the last has those of what is trimmed after it, too, or of the end of text."""
+    words = WORDS.findall(text) or [""]
+    ids = [tuple(word.encode()) for word in words]
+    ids[-1] += (EOS,) if rest is None else tuple(rest.encode())
+    return tuple((word, own, ()) for word, own in zip(words, ids, strict=True))
 
 
 def first_stop(text: str, params: SamplingParams) -> tuple[str | None, int]:

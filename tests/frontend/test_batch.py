@@ -248,3 +248,28 @@ def test_timeout_of_each_run(fake):
     for state in states:
         with pytest.raises(ramet.DeadlineError):
             state["a"]
+
+
+def test_the_collector_looks_seldom_while_batches_run_and_as_before_afterwards():
+    before = gc.get_threshold()
+    inside = []
+
+    @ramet.function
+    def program(s, i):
+        s += "q" + gen("a")
+        inside.append(gc.get_threshold())
+        if s["a"] == "x" and i < 2:
+            inner.run_batch([(i,)] * 2, backend=backend)
+
+    @ramet.function
+    def inner(s, i):
+        s += "q" + gen("a")
+
+    with ramet.Fake("x") as backend:
+        program.run_batch([(i,) for i in range(6)], backend=backend)
+        assert {threshold[0] for threshold in inside} == {100_000}
+        assert gc.get_threshold() == before
+        states = program.run_batch([(i,) for i in range(6)], backend=backend, generator_style=True)
+        next(states)
+        states.close()
+    assert gc.get_threshold() == before

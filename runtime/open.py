@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
     """Finds (or pulls), reads and places everything. Raises ModelError, ConfigError."""
-    # torch's threads would spin between its few small operations and take the core from our kernels. Read once, at its import.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _import_torch()
     from ..kernels import KernelError, get_kernels
     from ..radix_cache.pool import KVPool
     from .hub import resolve
@@ -39,3 +38,15 @@ def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
     slots = pool_slots(config, shape.context_length, shape.kv_bytes(kernels.kv_dtype.itemsize))
     pool = KVPool(layers=shape.n_layers, slots=slots, kv_heads=shape.n_kv_heads, head_dim=shape.head_dim, dtype=kernels.kv_dtype)
     return ModelRunner(LlamaModel(shape, loaded.weights, kernels), pool, kernels, shape.context_length), tokenizer
+
+
+def _import_torch() -> None:
+    """torch's threads would spin between its few small operations and take the core from our kernels. Its OpenMP library reads the
+    policy once, when it is loaded; left in the environment, it would slow the OpenMP programs that the user starts."""
+    if "torch" in sys.modules or "OMP_WAIT_POLICY" in os.environ:
+        return
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    try:
+        import torch  # noqa: F401
+    finally:
+        del os.environ["OMP_WAIT_POLICY"]

@@ -229,6 +229,9 @@ class PageFiles:
         for key in file.pages:
             if self._where.get(key) is file:
                 del self._where[key]
+                for other in self._files:  # two writers at the same time may both have written it
+                    if key in other.pages:
+                        self._where[key] = other
         file.path.unlink(missing_ok=True)
 
     def _write_index(self) -> None:

@@ -114,6 +114,18 @@ def test_an_index_that_gives_a_page_another_name_is_caught(tmp_path):
     again.close()
 
 
+def test_a_page_in_two_files_outlives_one_of_them(tmp_path, monkeypatch):
+    files = PageFiles(tmp_path, "f" * 32, ROW, 1 << 20)
+    files.write([(key(1), rows(1)), (key(2), rows(2))])
+    with monkeypatch.context() as patch:
+        patch.setattr(PageFiles, "__contains__", lambda self, wanted: False)  # as a writer sees it that began before the other ended
+        files.write([(key(2), rows(2)), (key(3), rows(3))])
+    files._forget(files._files[0], "for this test")
+    assert len(files) == 2
+    assert [(page == rows(n)).all() for n, page in zip((2, 3), files.read([key(2), key(3)]), strict=True)] == [True, True]
+    files.close()
+
+
 def test_readers_and_writers_on_many_threads(tmp_path):
     files = PageFiles(tmp_path, "f" * 32, ROW, 4096 * 8)
     errors: list[BaseException] = []

@@ -2,6 +2,7 @@
 // The library is compiled as this one file, so that each header is read once.
 #include "automaton.cpp"
 #include "bytes.cpp"
+#include "decimals.cpp"
 #include "distance.cpp"
 #include "inner.cpp"
 #include "load.cpp"

@@ -16,6 +16,8 @@ bool Terms::alive(i32 n) {
     case Op::Seq: found = alive(x.a) && alive(x.b); break;
     case Op::Rep: found = x.b == 0 || alive(x.a); break;
     case Op::Alt: found = std::any_of(x.kids.begin(), x.kids.end(), [&](i32 k) { return alive(k); }); break;
+    case Op::Multiple: found = dist(n) < kFar; break;
+    case Op::Compare:
     case Op::Both:
     case Op::Not: found = x.nullable || search(n, false) < kFar; break;
     case Op::Json: found = alive(x.a); break;
@@ -71,7 +73,9 @@ u32 Terms::dist(i32 n, bool json) {
         for (i32 k : x.kids) best = std::min(best, dist(k, json));
         break;
     case Op::Json: best = dist(x.a, true); break;
+    case Op::Multiple: best = multiple_dist(n); break;
     case Op::Set:
+    case Op::Compare:
     case Op::Both:
     case Op::Not: best = x.nullable ? 0 : search(n, json); break;
     case Op::Esc:
@@ -101,7 +105,7 @@ u32 Terms::at_least(i32 n, bool json) {  // no more than dist, and cheap
     u32 most = 0;
     if (x.op == Op::Both)
         for (i32 k : x.kids)
-            if (!nodes_[k].logic) most = std::max(most, dist(k, json));
+            if (!nodes_[k].logic || nodes_[k].op == Op::Compare || nodes_[k].op == Op::Multiple) most = std::max(most, dist(k, json));
     return most;
 }
 
@@ -149,6 +153,8 @@ bool Terms::finite(i32 n) const {
     case Op::Alt: return std::all_of(x.kids.begin(), x.kids.end(), [&](i32 k) { return finite(k); });
     case Op::Both: return std::any_of(x.kids.begin(), x.kids.end(), [&](i32 k) { return finite(k); });
     case Op::Not:
+    case Op::Compare:
+    case Op::Multiple:
     case Op::Json: return false;
     default: return true;
     }

@@ -5,7 +5,8 @@ namespace ramet {
 
 namespace {
 
-enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, kRepCode, kRefCode, kBothCode, kNotCode, kJsonCode, kPickCode, kWordsCode };
+enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, kRepCode, kRefCode, kBothCode, kNotCode, kJsonCode, kPickCode, kWordsCode,
+            kCompareCode, kMultipleCode };
 
 constexpr i32 kLongestSequence = 10000;  // parts; runs of plain characters are one
 
@@ -94,6 +95,8 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
             break;
         case kNotCode: n = store.negate(term_of(t.args[0])); break;
         case kJsonCode: n = store.json(term_of(t.args[0])); break;
+        case kCompareCode: n = store.compare({t.args[1] != 0, {t.args + 3, t.args + 3 + t.args[2]}, {t.args + 3 + t.args[2], t.args + t.n}, t.args[0]}); break;
+        case kMultipleCode: n = store.multiple({u64(t.args[0]) << 31 | u64(t.args[1]), t.args[2], t.args[3] != 0}); break;
         default: throw Invalid("a rule inside a regular term");
         }
         return regular[i] = n;

@@ -24,7 +24,8 @@ from .vocabulary import Vocabulary
 DEAD, _LIMIT = -1, -2
 UNKNOWN = 1 << 30  # a need that no sequence of tokens meets
 MAX_FORCED = 1 << 14  # bytes of one jump
-_OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11, "words": 12}
+_OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11, "words": 12,
+        "compare": 13, "multiple": 14}  # fmt: skip
 _LIT = 256 + _OPS["lit"]
 _UTF_32 = f"utf-32-{sys.byteorder[0]}e"
 _HERE = Path(__file__).parent
@@ -175,6 +176,11 @@ def encode(source: GrammarSource) -> array[int]:
         if op == "chars":
             records += chain.from_iterable(args)
             continue
+        if op == "compare" or op == "multiple":
+            numbers = _compare_code(*args) if op == "compare" else _multiple_code(*args)
+            records[-1] = len(numbers)
+            records += numbers
+            continue
         if op == "words":
             texts += args
             records += map(len, args)
@@ -193,3 +199,11 @@ def encode(source: GrammarSource) -> array[int]:
     code.extend(records)
     code.frombytes("".join(texts).encode(_UTF_32))
     return code
+
+
+def _compare_code(negative: bool, whole: str, point: str, wanted: int, state: object) -> list[int]:
+    return [wanted, negative, len(whole), *map(int, whole + point)]
+
+
+def _multiple_code(modulus: int, places: int, wanted: bool, state: object) -> list[int]:
+    return [*divmod(modulus, 1 << 31), places, wanted]

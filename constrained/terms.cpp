@@ -3,15 +3,8 @@
 #include <chrono>
 #include <ctime>
 #include <thread>
-#include <tuple>
 
 namespace ramet {
-
-static void add_edge(Edges& out, u32 lo, u32 hi, i32 to) {
-    if (to == Terms::kNothing) return;
-    if (!out.empty() && out.back().to == to && out.back().hi + 1 == lo) out.back().hi = hi;
-    else out.push_back({lo, hi, to});
-}
 
 Terms::Terms() {
     node(Op::Nothing, false, false);
@@ -292,6 +285,8 @@ Edges Terms::derive(i32 id) {
         Edges inner = raw_edges(n.a), whole = {{0, 0xD7FF, kNothing}, {0xE000, kLastCodePoint, kNothing}};
         return overlay({&inner, &whole}, [&](std::vector<i32>& f) { return negate(f[0]); });
     }
+    case Op::Compare:
+    case Op::Multiple: return derive_numeral(id);
     default: return derive_json(n);
     }
     return out;

@@ -15,6 +15,7 @@
 #include <queue>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -67,15 +68,38 @@ inline u64 mixed(u64 h, u64 more) {
     return h ^ h >> 29;
 }
 
-enum class Op : uint8_t { Nothing, Empty, Lit, Set, Chars, Seq, Alt, Rep, Both, Not, Json, Esc, Hex, Low };
+enum class Op : uint8_t { Nothing, Empty, Lit, Set, Chars, Seq, Alt, Rep, Both, Not, Json, Esc, Hex, Low, Compare, Multiple };
 
 struct Edge { u32 lo, hi; i32 to; };
 using Edges = std::vector<Edge>;
 using Text = std::u32string;
 using Ranges = std::vector<std::pair<u32, u32>>;
 
+using Digits = std::vector<i32>;
+
+struct Bound {  // of numerals, as a decimal; wanted: 1 those that are less, 2 equal, 4 more
+    bool negative;
+    Digits whole, point;
+    i32 wanted;
+    bool operator<(const Bound& o) const { return std::tie(negative, whole, point, wanted) < std::tie(o.negative, o.whole, o.point, o.wanted); }
+};
+
+struct Step {  // of numerals: modulus / 10^places; wanted: its multiples, else all others
+    u64 modulus;
+    i32 places;
+    bool wanted;
+    bool decimal() const {  // a power of ten
+        u64 m = modulus;
+        while (m % 10 == 0) m /= 10;
+        return m == 1;
+    }
+    bool operator<(const Step& o) const { return std::tie(modulus, places, wanted) < std::tie(o.modulus, o.places, o.wanted); }
+};
+
 // Lit: a = text, b = position. Set: a = sorted texts, b..c = those still possible, d = characters read. Chars: a = class.
 // Seq: a then b. Rep: a, b..c times. Not, Json: a. Alt, Both: kids, sorted.
+// Compare: a = bound, b = digits read since the point (or the start), c = order of the magnitudes, d = 1 minus read, 2 point read.
+// Multiple: a = step, b = digits read after the point (-1 before it), c and d = remainder.
 // Json spelling states over a: Esc after a backslash; Hex: b digits read of value c; Low: b = high surrogate, c = step, d = value.
 struct Node {
     Op op = Op::Nothing;
@@ -125,6 +149,8 @@ public:
     i32 both(std::vector<i32> kids);
     i32 negate(i32 a);
     i32 json(i32 a);
+    i32 compare(const Bound& bound);
+    i32 multiple(const Step& step);
 
     const Edges& edges(i32 n);  // live ones
     bool alive(i32 n);
@@ -146,6 +172,11 @@ private:
     std::deque<Ranges> classes_;
     std::map<Ranges, i32> class_index_;
 
+    std::vector<Bound> bounds_;
+    std::map<Bound, i32> bound_index_;
+    std::vector<Step> steps_;
+    std::map<Step, i32> step_index_;
+
     i32 make(Node node);
     i32 node(Op op, bool nullable, bool logic, i32 a = 0, i32 b = 0, i32 c = 0, i32 d = 0);
     i32 lit_at(i32 text, i32 at);
@@ -154,6 +185,13 @@ private:
     Edges derive(i32 n);
     Edges derive_set(const Node& n);
     Edges derive_json(const Node& n);
+    Edges derive_numeral(i32 id);
+    i32 compare_at(i32 bound, bool negative, bool fraction, i32 position, i32 order);
+    i32 compare_after(i32 id, char c);
+    i32 decided(const Bound& bound, bool negative, i32 order) const;
+    i32 multiple_at(i32 step, i32 read, u64 remainder);
+    i32 multiple_after(i32 id, char c);
+    u32 multiple_dist(i32 id);
     i32 hex(i32 a, i32 digits, i32 value);
     i32 low(i32 a, i32 high, i32 step, i32 value);
     i32 target(i32 a, u32 code_point);
@@ -164,5 +202,11 @@ private:
     u32 search(i32 n, bool json);
     Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join);
 };
+
+inline void add_edge(Edges& out, u32 lo, u32 hi, i32 to) {  // out: in order
+    if (to == Terms::kNothing) return;
+    if (!out.empty() && out.back().to == to && out.back().hi + 1 == lo) out.back().hi = hi;
+    else out.push_back({lo, hi, to});
+}
 
 }  // namespace ramet

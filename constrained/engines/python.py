@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from .. import decimals
 from ..errors import GrammarError
 from ..grammar import ANY_CHAR, EMPTY, MAX_CODE_POINT, NOTHING, GrammarSource, Term, alt, both, chars, complement, lit, rep, seq
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 FAR = 1 << 30
 _PICKS = ("pick", "picked")
+_NUMERALS = ("compare", "multiple")
+_NUMERAL_CUTS = frozenset(ord(c) + n for c in decimals.CHARACTERS for n in (0, 1))
 
 
 def build(vocabulary: Vocabulary, kind: str, text: str, terms: GrammarSource | None, limits: Limits) -> Automaton:
@@ -78,6 +81,8 @@ class PythonAutomaton:
             return complement(self.derive(args[0], c))
         if op == "ref":
             return self.derive(self.rules[args[0]], c)
+        if op in _NUMERALS:
+            return decimals.step(term, chr(c))
         return self.derive(_unfold(term), c) if op in _PICKS else NOTHING
 
     def _nullable(self, term: Term) -> bool:
@@ -90,6 +95,8 @@ class PythonAutomaton:
             return self._nullable(self.rules[args[0]])
         if op == "pick":
             return args[0] == 0 and args[1] == 0
+        if op in _NUMERALS:
+            return decimals.accepts(term)
         return op == "empty" or op in ("seq", "both") and all(map(self._nullable, args)) or op == "alt" and any(map(self._nullable, args))
 
     def _cuts(self, term: Term) -> frozenset[int]:
@@ -99,6 +106,8 @@ class PythonAutomaton:
             return frozenset((ord(args[0][0]), ord(args[0][0]) + 1))
         if op == "chars":
             return frozenset(bound for lo, hi in args for bound in (lo, hi + 1))
+        if op in _NUMERALS:
+            return _NUMERAL_CUTS
         if op == "ref":
             return self._cuts(self.rules[args[0]])
         if op in _PICKS:
@@ -148,7 +157,7 @@ class PythonAutomaton:
             if len(costs) < wanted or hi is not None and required + wanted > hi:
                 return FAR
             return min(FAR, sum(map(self._least, items[:required])) + sum(costs) + (required + wanted - 1) * self._least(separator))
-        if op in ("both", "not"):
+        if op in ("both", "not", *_NUMERALS):
             return self._search(term)
         return 0 if op == "empty" else FAR
 

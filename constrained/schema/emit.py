@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, cast
@@ -32,7 +31,7 @@ from .facts import (
 )  # fmt: skip
 from .keywords import joined_alternatives
 from .lists import Member, Need, in_order, needy, picked, repeated
-from .logic import Solver, string_admits
+from .logic import Solver
 from .style import Style, style
 
 QUOTE = lit('"')
@@ -58,7 +57,6 @@ class Emitter:
         self.rules: dict[str, Term] = {}
         self._terms: dict[tuple[Node, int], Term] = {}
         self._todo: list[tuple[str, Node, int]] = []
-        self._made: dict[object, Term] = {}
         self._properties: dict[tuple[str, Node, int], Term] = {}
         self._others: dict[frozenset[str], Term] = {}
         self._pairs: dict[tuple[str, int], tuple[Term, Term]] = {}
@@ -84,14 +82,6 @@ class Emitter:
                     raise
                 raise type(error)(f"{error} (in the schema at {self._place or '#'})", place=self._place) from error
             self.rules[name] = term
-
-    def _rule_once(self, key: object, make: Callable[[str], dict[str, Term]]) -> Term:
-        """A reference to the first of the rules that `make` makes from a name for them; made once for equal keys."""
-        if key not in self._made:
-            rules = make(f"m{len(self._made)}")
-            self.rules |= rules
-            self._made[key] = ref(next(iter(rules)))
-        return self._made[key]
 
     def add_rule(self, term: Term) -> Term:
         """A reference to a new rule with that term; short terms are not worth one."""
@@ -202,7 +192,7 @@ class Emitter:
                 excluded = cast(BooleanFacts, facts).excluded
                 return alt(*[lit(json.dumps(v)) for v in (True, False) if (values is None or v in values) and v not in excluded])
             case 4:
-                return numbers.term(cast(NumberFacts, facts), self._rule_once)
+                return numbers.term(cast(NumberFacts, facts))
             case 8:
                 return string_term(cast(StringFacts, facts))
             case 16:
@@ -286,7 +276,7 @@ class Emitter:
             elif isinstance(facts, NumberFacts):
                 values += [value for key, value in facts.values.items() if facts.admits(key)]
             else:
-                values += [value for value in facts.values if string_admits(facts, value)]
+                values += facts.values
         return list({(kind := kind_of(value), exact(value) if kind == NUMBER else value): value for value in values}.values())
 
     # ---- objects ----------------------------------------------------------------------------------------------------------------
@@ -433,7 +423,7 @@ def _any_value(style_name: str) -> Term:
 def string_language(facts: StringFacts) -> Term:
     """The strings that satisfy `facts`, as plain text."""
     if facts.values is not None:
-        return words([text for text in facts.values if string_admits(facts, text)])
+        return words(facts.values)
     terms = [*facts.matching, *[complement(term) for term in facts.not_matching]]
     if facts.lo or facts.hi is not None:
         terms.append(rep(ANY_CHAR, facts.lo, facts.hi))
@@ -445,6 +435,6 @@ def string_language(facts: StringFacts) -> Term:
 def string_term(facts: StringFacts) -> Term:
     """The same as JSON writes it, in quotes; listed values in their usual spelling alone."""
     if facts.values is not None:
-        return words([encode_basestring(text) for text in facts.values if string_admits(facts, text)])
+        return words(map(encode_basestring, facts.values))
     language = string_language(facts)
     return NOTHING if language.op == "nothing" else seq(QUOTE, json_string(language), QUOTE)

@@ -3,13 +3,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil, floor, lcm
 from typing import Any
 
 from ..grammar import MAX_REPEAT, Term
+from .match import matches, matching
 
 NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT = 1, 2, 4, 8, 16, 32
 ANY_KIND = 63
 KINDS = (NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT)
+
+FEW = 8
+"""So many numbers are looked at one by one."""
 
 Node = frozenset[int]
 """Literals that hold together: what one value must satisfy. The empty node is any JSON value."""
@@ -146,19 +151,74 @@ class NumberFacts(ValuedFacts):
     def impossible(self) -> bool:
         if self.values is not None:
             return not any(self.admits(value) for value in self.values)
-        if self.least is None or self.most is None or self.least < self.most:
+        if self.least is None or self.most is None:
             return False
-        return self.least > self.most or not self.admits(self.least)
+        if self.least >= self.most:
+            return self.least > self.most or not self.admits(self.least)
+        step = self.step
+        if step is None or self.most - self.least > FEW * step:
+            return False
+        return not any(self.admits(n * step) for n in range(ceil(self.least / step), floor(self.most / step) + 1))
+
+    @property
+    def step(self) -> Fraction | None:
+        """The largest number that all values are multiples of; None if there is none."""
+        steps = {*self.multiples, Fraction(1)} if self.integral else self.multiples
+        if len(steps) < 2:
+            return next(iter(steps), None)
+        scale = lcm(*[step.denominator for step in steps])
+        return Fraction(lcm(*[step.numerator * (scale // step.denominator) for step in steps]), scale)
 
 
 @dataclass
 class StringFacts(ValuedFacts):
+    """Of listed values only those are kept that satisfy all else; nothing else is remembered once there are some."""
+
     kind = STRING
 
     matching: tuple[Term, ...] = ()
     not_matching: tuple[Term, ...] = ()
 
+    def among(self, values: dict[str, str]) -> None:
+        first = self.values is None
+        super().among(values)
+        if first:  # what is known already is now asked of them
+            self.at_least(self.lo)
+            if self.hi is not None:
+                self.at_most(self.hi)
+            self.exclude(self.excluded)
+            for term in self.matching:
+                self.match(term)
+            for term in self.not_matching:
+                self.match(term, yes=False)
+
+    def _keep(self, texts: list[str]) -> None:
+        if self.values is not None and len(texts) < len(self.values):
+            self.values, self.changed = dict.fromkeys(texts), True
+
+    def at_least(self, count: int) -> None:
+        if self.values is None:
+            super().at_least(count)
+        elif count:
+            self._keep([text for text in self.values if len(text) >= count])
+
+    def at_most(self, count: int) -> None:
+        if self.values is None:
+            super().at_most(count)
+        else:
+            self._keep([text for text in self.values if len(text) <= count])
+
+    def exclude(self, keys: frozenset[str]) -> None:
+        if self.values is None:
+            super().exclude(keys)
+        elif keys:
+            self._keep([text for text in self.values if text not in keys])
+
     def match(self, term: Term, yes: bool = True) -> None:
+        if self.values is not None:
+            found = matching(term, self.values)
+            self._keep(found if yes else [text for text in self.values if text not in frozenset(found)])
+            return
         known = self.matching if yes else self.not_matching
         if term in known:
             return
@@ -167,6 +227,21 @@ class StringFacts(ValuedFacts):
             self.matching = (*known, term)
         else:
             self.not_matching = (*known, term)
+
+    def admits(self, text: str) -> bool:
+        if self.values is not None:
+            return text in self.values
+        return (
+            self.lo <= len(text)
+            and (self.hi is None or len(text) <= self.hi)
+            and text not in self.excluded
+            and all(matches(term, text) for term in self.matching)
+            and not any(matches(term, text) for term in self.not_matching)
+        )
+
+    @property
+    def impossible(self) -> bool:
+        return not self.values if self.values is not None else self.hi is not None and self.lo > self.hi
 
 
 @dataclass(slots=True)

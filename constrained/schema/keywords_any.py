@@ -46,7 +46,10 @@ def value_keys(values: list[Any], kind: int) -> dict[Any, Any]:
 def _enum(solver: Solver, state: State, number: int, value: list[Any]) -> bool | None:
     kind = state.facts.kind
     if kind in (BOOLEAN, NUMBER, STRING):
-        cast(ValuedFacts, state.facts).among(value_keys(value, kind))
+        known = solver.listed.get((number, kind))
+        if known is None:
+            known = solver.listed[number, kind] = value_keys(value, kind)
+        cast(ValuedFacts, state.facts).among(known)
     elif kind == NULL:
         return None in value
     else:
@@ -59,7 +62,12 @@ def _enum(solver: Solver, state: State, number: int, value: list[Any]) -> bool |
 
 @enforces("const")
 def _(solver: Solver, state: State, number: int, value: Any) -> bool | None:
-    return _enum(solver, state, number, [value])
+    if state.facts.kind != kind_of(value):
+        return False
+    if isinstance(state.facts, ValuedFacts):
+        state.facts.among(value_keys([value], state.facts.kind))
+        return None
+    return state.facts.kind == NULL or solver.assume(state, solver.value_literal(number, value))
 
 
 @denies("enum")

@@ -42,6 +42,7 @@ class Solver:
         self._values: dict[int, tuple[Any, Literal]] = {}
         self._made: dict[tuple[int, object], Literal] = {}
         self.properties: dict[int, list[tuple[str, Literal]]] = {}
+        self.listed: dict[tuple[int, int], dict[Any, Any]] = {}
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
         self._tagged: dict[Literal, dict[str, frozenset[str]]] = {}
@@ -255,8 +256,6 @@ class Solver:
         """A look one level down: whether a required property can have no value."""
         if facts.impossible:
             return True
-        if isinstance(facts, StringFacts) and facts.values is not None:
-            return not any(string_admits(facts, text) for text in facts.values)
         if isinstance(facts, ObjectFacts):
             for name in facts.required:
                 if not facts.rules and len(facts.properties.get(name, ())) < 2:
@@ -437,7 +436,7 @@ class Solver:
 
     def names_admit(self, node: Node, name: str) -> bool:
         """Whether `name`, as a string, satisfies `node`."""
-        return any(string_admits(facts, name) for facts in self.solve(node, STRING))
+        return any(facts.admits(name) for facts in self.solve(node, STRING) if isinstance(facts, StringFacts))
 
     def _place_witness(self, facts: ObjectFacts) -> Choice:
         """Where the first of the witnesses may be: at a declared name, or at an undeclared one."""
@@ -450,15 +449,3 @@ class Solver:
         ]
         return [*ways, [self.made(number, {UNDECLARED: (names, literal)}, (names, literal))]]
 
-
-def string_admits(facts: Facts, text: str) -> bool:
-    """Whether one string satisfies facts about strings."""
-    assert isinstance(facts, StringFacts)
-    return (
-        facts.lo <= len(text)
-        and (facts.hi is None or len(text) <= facts.hi)
-        and (facts.values is None or text in facts.values)
-        and text not in facts.excluded
-        and all(matches(term, text) for term in facts.matching)
-        and not any(matches(term, text) for term in facts.not_matching)
-    )

@@ -1,6 +1,7 @@
 """Whether a regular term matches one text: for the few texts that a schema itself names (properties, enums)."""
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 from ..grammar import Term
@@ -10,6 +11,16 @@ from ..grammar import Term
 def matches(term: Term, text: str) -> bool:
     """Whether `term`, which uses no rule and no json_string, matches the whole of `text`."""
     return len(text) in _Walk(text).ends(term, 0)
+
+
+def matching(term: Term, texts: Collection[str]) -> list[str]:
+    """Those of `texts` that `term` matches whole."""
+    if term.op == "lit":
+        return [text for text in term.args if text in texts]
+    if term.op == "words":
+        listed = frozenset(term.args)
+        return [text for text in texts if text in listed]
+    return [text for text in texts if matches(term, text)]
 
 
 class _Walk:

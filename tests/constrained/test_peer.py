@@ -1,5 +1,7 @@
 """The compiled automaton against the plain one, on random terms: same masks, same forced text, same distance."""
 
+from fractions import Fraction
+
 import pytest
 from constraint_tools import allowed, finish_randomly, small_vocabulary
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from ramet.constrained import GrammarCompiler, GrammarError, Limits
 from ramet.constrained.compiler import Grammar
+from ramet.constrained.decimals import LESS, compare, multiple
 from ramet.constrained.engines import python, ramet_native
 from ramet.constrained.grammar import (
     ANY_STRING,
@@ -24,6 +27,7 @@ from ramet.constrained.grammar import (
     rep,
     seq,
 )  # fmt: skip
+from ramet.constrained.schema.numbers import INTEGER, NUMBER
 
 VOCABULARY = small_vocabulary()
 BOUNDS = st.sampled_from([(0, None), (1, None), (0, 1), (2, 3), (0, 4), (3, 3)])
@@ -43,8 +47,9 @@ REGULAR = st.recursive(
     ),
     max_leaves=6,
 )
+NUMERALS = [both(NUMBER, compare(Fraction(23, 2), LESS)), both(INTEGER, multiple(Fraction(12)))]
 TERMS = st.recursive(
-    st.one_of(REGULAR, REGULAR.map(json_string), st.just(seq(lit("["), ref("inner"), lit("]")))),
+    st.one_of(REGULAR, REGULAR.map(json_string), st.sampled_from([*NUMERALS, *map(complement, NUMERALS)]), st.just(seq(lit("["), ref("inner"), lit("]")))),
     lambda inner: st.one_of(
         st.lists(inner, min_size=2, max_size=3).map(lambda parts: seq(*parts)),
         st.lists(inner, min_size=2, max_size=3).map(lambda parts: alt(*parts)),

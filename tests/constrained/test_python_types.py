@@ -55,7 +55,7 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "accepted", "refused"), CASES, ids=[str(case[0])[:40] for case in CASES])
+@pytest.mark.parametrize(("source", "accepted", "refused"), CASES, ids=[getattr(case[0], "__name__", str(case[0]))[:40] for case in CASES])
 def test_language(source: Any, accepted: list[str], refused: list[str]) -> None:
     language = Language(source)
     assert [text for text in accepted if text not in language] == []

@@ -37,7 +37,8 @@ demo: model
 	$(RUN) examples/review.py
 
 test: lint model
-	$(RUN) -m pytest
+	$(RUN) -m pytest -m "not alone" -n auto --maxprocesses 4 --dist loadfile
+	$(RUN) -m pytest -m alone
 
 # mypy cannot follow an editable install whose folders have other names than its packages: it gets a tree of links.
 lint: setup

@@ -2,8 +2,8 @@
 
     python benchmarks/stalls.py [--streams 8] [--prompt 3000] [--every 5] [--prompts 4] [--target MS] [--json FILE] [--plot FILE]
 
-Streams of short prompts run all the time; every few seconds a long prompt arrives. The engine itself, without a server, in four settings:
-no long prompts; chunks sized by the scheduler (the default); whole prompts in one step (what a server without chunked prefill does);
+Streams of short prompts run all the time, each of 200 to 400 tokens and then another one in its place; every few seconds a long
+prompt arrives. The engine itself, without a server, in four settings: no long prompts; chunks sized by the scheduler (the default); whole prompts in one step (what a server without chunked prefill does);
 and with a target for the time between tokens. Prints the gaps between the tokens of the streams, the times to the first token of the
 long prompts, and how both compare with each alone. The plot is of the gaps over time: the stalls, and what is left of them.
 """
@@ -58,11 +58,15 @@ class Load:
     """Requests that never hit the cache: random ids."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
-        self.engine, self.draw, self.count = engine, random.Random(seed), 0
+        self.engine, self.draw = engine, random.Random(seed)
+        self.rids: list[str] = []
+
+    def stream(self) -> None:
+        self.submit("stream", 32, self.draw.randrange(200, 400))
 
     def submit(self, kind: str, prompt: int, answer: int) -> str:
-        self.count += 1
-        rid = f"{kind}-{self.count}"
+        rid = f"{kind}-{len(self.rids)}"
+        self.rids.append(rid)
         ids = tuple(self.draw.randrange(1000, self.engine.runner.vocab_size) for _ in range(prompt))
         self.engine.submit(GenerateRequest(rid, ids, SamplingParams(max_new_tokens=answer, temperature=0.0, ignore_eos=True)))
         return rid
@@ -73,7 +77,7 @@ def measure(engine: Engine, run: Run, options: argparse.Namespace, *, prompts: i
     engine.flush_cache()
     load = Load(engine, 1)
     for _ in range(options.streams):
-        load.submit("stream", 32, 10**6)
+        load.stream()
     for _ in range(30):  # prompts done, first steps over
         engine.step()
     gc.collect()
@@ -100,8 +104,10 @@ def measure(engine: Engine, run: Run, options: argparse.Namespace, *, prompts: i
                     run.gaps.append((now, now - last[chunk.rid]))
                 last[chunk.rid] = now
                 run.tokens += len(chunk.token_ids)
+                if chunk.last:
+                    load.stream()
     run.seconds = time.perf_counter() - begin
-    for rid in (*last, *asked):
+    for rid in load.rids:
         engine.abort(rid)
     while engine.busy:
         engine.step()

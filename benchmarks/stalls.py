@@ -3,9 +3,10 @@
     python benchmarks/stalls.py [--streams 8] [--prompt 3000] [--every 5] [--prompts 4] [--target MS] [--json FILE] [--plot FILE]
 
 Streams of short prompts run all the time, each of 200 to 400 tokens and then another one in its place; every few seconds a long
-prompt arrives. The engine itself, without a server, in four settings: no long prompts; chunks sized by the scheduler (the default); whole prompts in one step (what a server without chunked prefill does);
-and with a target for the time between tokens. Prints the gaps between the tokens of the streams, the times to the first token of the
-long prompts, and how both compare with each alone. The plot is of the gaps over time: the stalls, and what is left of them.
+prompt arrives. The engine itself, without a server, in four settings: no long prompts; chunks sized by the scheduler (the default);
+whole prompts in one step (what a server without chunked prefill does); and with a target for the time between tokens. Prints the gaps
+between the tokens of the streams, the times to the first token of the long prompts, and how both compare with each alone. The plot is
+of the gaps over time: the stalls, and what is left of them.
 """
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Gate:
         self.service = service
         config = service.config
         self.config = config
-        self.key = _digest(b"Bearer " + config.api_key.encode()) if config.api_key is not None else None
+        self.key = _digest(config.api_key.encode()) if config.api_key is not None else None
         self.open_paths = OPEN_PATHS | (PAGE_FILES.keys() if config.public_page else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +96,10 @@ class Gate:
 
     def _knows_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and self.key is not None and hmac.compare_digest(_digest(given[0]), self.key)
+        if len(given) != 1 or self.key is None:
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(_digest(key), self.key)  # the scheme in any case: RFC 9110, 11.1
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         # labels are a small set whatever is asked for: the route's template, and methods that exist

@@ -259,6 +259,8 @@ def routes(service: Service) -> APIRouter:
     async def fork(name: str, request: Request) -> Response:
         body = await wire.read(request, ForkBody)
         session = sessions.get(name)
+        if body.n > sessions.most:
+            raise RequestError(f"n={body.n}: at most {sessions.most} sessions may be open", field="n")
         sessions.require_room(body.n)
         return Json(
             {

@@ -172,6 +172,8 @@ def test_their_number_is_limited(serve):
         names = [opened(client) for _ in range(2)]
         assert client.post("/session", json={}).json()["error"]["code"] == "too_many_sessions"
         assert client.post(f"/session/{names[0]}/fork", json={}).status_code == 503
+        refused = client.post(f"/session/{names[0]}/fork", json={"n": 3})  # more than there can ever be
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
         client.delete(f"/session/{names[0]}")
         assert client.post("/session", json={}).status_code == 200
 

@@ -267,7 +267,7 @@ def test_the_collector_looks_seldom_while_batches_run_and_as_before_afterwards()
 
     with ramet.Fake("x") as backend:
         program.run_batch([(i,) for i in range(6)], backend=backend)
-        assert {threshold[0] for threshold in inside} == {100_000}
+        assert {threshold[0] for threshold in inside} == {50_000}
         assert gc.get_threshold() == before
         states = program.run_batch([(i,) for i in range(6)], backend=backend, generator_style=True)
         next(states)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .engines import get_engine
+from .engines import get_engine, ramet_native
 from .errors import GrammarError
 from .grammar import GrammarSource, words
 from .json_schema import compile_schema
@@ -95,6 +95,7 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, *, limits: Limits | None = None) -> None:
         self.vocabulary = vocabulary
         self.limits = limits or Limits()
+        ramet_native.prepare(vocabulary, self.limits)
         self._cache: OrderedDict[tuple[Any, ...], Grammar | GrammarError] = OrderedDict()
         self._unmeasured = 0  # put into the cache since its size was last taken
         self._lock = threading.Lock()

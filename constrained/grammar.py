@@ -34,18 +34,17 @@ class Term:
     op: str
     args: tuple[Any, ...]
     regular: bool
-    _hash: int | None
+    _hash: int
 
     def __init__(self, op: str, args: tuple[Any, ...], regular: bool = True) -> None:
         self.op, self.args, self.regular = op, args, regular
-        self._hash = None
 
     def __hash__(self) -> int:
-        known = self._hash
-        if known is None:  # worked out when first asked for; its parts keep theirs
-            known = hash((self.op, self.args))
-            self._hash = known
-        return known
+        try:
+            return self._hash
+        except AttributeError:  # worked out when first asked for; its parts keep theirs
+            self._hash = hash((self.op, self.args))
+            return self._hash
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -232,11 +231,13 @@ def pick(items: Iterable[tuple[Term, bool]], separator: Term, extra: Term = NOTH
 
     At most `hi` members in all, and at least `lo` that are different: extras may be equal, so all of them count as one. No member may be
     empty, nor the separator between them. What was used is part of the automaton's state and is never expanded."""
-    known = sorted(items, key=lambda item: not item[1])
-    required = sum(item[1] for item in known)
+    listed = list(items)
+    known = [term for term, needed in listed if needed]
+    required = len(known)
+    known += [term for term, needed in listed if not needed]
     if hi is not None and max(lo, required) > hi:
         return NOTHING
-    return Term("pick", (required, lo, hi, *[term for term, _ in known], extra, separator), False)
+    return Term("pick", (required, lo, hi, *known, extra, separator), False)
 
 
 def both(*terms: Term) -> Term:

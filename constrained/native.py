@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import sys
 from array import array
+from collections import defaultdict
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -155,11 +156,11 @@ def encode(source: GrammarSource) -> array[int]:
     if source.start not in rules:
         raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
     order = list({id(root): root for root in source.rules.values()}.values())
-    index = {id(term): n for n, term in enumerate(order)}  # by identity, which costs no hashing; what is equal twice is only written twice
+    index = defaultdict[int, int](count().__next__)  # by identity, which costs no hashing; what is equal twice is only written twice
     head = [0, len(rules), rules[source.start], *[index[id(root)] for root in source.rules.values()]]
     records: list[int] = []
     texts: list[str] = []
-    write, number = records.append, index.setdefault
+    write = records.append
     for term in order:  # grows as terms are met
         op, args = term.op, term.args
         if op == "lit":
@@ -177,9 +178,9 @@ def encode(source: GrammarSource) -> array[int]:
             records += chain.from_iterable(args)
             continue
         if op == "compare" or op == "multiple":
-            numbers = _compare_code(*args) if op == "compare" else _multiple_code(*args)
-            records[-1] = len(numbers)
-            records += numbers
+            code = _compare_code(*args) if op == "compare" else _multiple_code(*args)
+            records[-1] = len(code)
+            records += code
             continue
         if op == "words":
             texts += args
@@ -187,18 +188,20 @@ def encode(source: GrammarSource) -> array[int]:
             continue
         if op == "pick":
             records += [-1 if n is None else n for n in args[:3]]
-        for kid in args[:1] if op == "rep" else args[3:] if op == "pick" else args:
-            n = number(id(kid), len(order))
-            if n == len(order):
-                order.append(kid)
-            write(n)
+        kids = args[:1] if op == "rep" else args[3:] if op == "pick" else args
+        numbers = [index[id(kid)] for kid in kids]
+        records += numbers
+        if len(index) > len(order):  # some are new, and have the next numbers
+            for kid, n in zip(kids, numbers, strict=True):
+                if n == len(order):
+                    order.append(kid)
         if op == "rep":
             records += [-1 if n is None else n for n in args[1:]]
     head[0] = len(order)
-    code = array("i", head)
-    code.extend(records)
-    code.frombytes("".join(texts).encode(_UTF_32))
-    return code
+    flat = array("i", head)
+    flat.extend(records)
+    flat.frombytes("".join(texts).encode(_UTF_32))
+    return flat
 
 
 def _compare_code(negative: bool, whole: str, point: str, wanted: int, state: object) -> list[int]:

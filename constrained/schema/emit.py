@@ -29,7 +29,7 @@ from .facts import (
     exact,
     kind_of,
 )  # fmt: skip
-from .keywords import joined_alternatives
+from .keywords import ENFORCE, joined_alternatives
 from .lists import Member, Need, in_order, needy, picked, repeated
 from .logic import Solver
 from .style import Style, style
@@ -44,8 +44,10 @@ SCALARS: dict[Any, Term] = {
     "null": lit("null"),
 }
 MAX_CLASSES = 64
-_PLAIN_OBJECT = {"type", "properties", "required", "additionalProperties"}
-_PLAIN_ARRAY = {"type", "items"}
+_BEYOND_TYPE = ENFORCE.keys() - {"type"}
+_BEYOND_PLAIN_OBJECT = ENFORCE.keys() - {"type", "properties", "required", "additionalProperties"}
+_BEYOND_PLAIN_ARRAY = ENFORCE.keys() - {"type", "items"}
+"""What a plain schema has not."""
 ANY = frozenset[Literal]()
 
 
@@ -123,12 +125,11 @@ class Emitter:
     def _simple(self, schema: dict[Any, Any]) -> Term | None:
         """The term of a schema that only names a scalar type."""
         kind = schema.get("type")
-        return SCALARS.get(kind) if type(kind) is str and len(self.solver.keywords(schema)) == 1 else None
+        return SCALARS.get(kind) if type(kind) is str and _BEYOND_TYPE.isdisjoint(schema) else None
 
     def _union(self, number: int, schema: dict[Any, Any], depth: int) -> Term | None:
         """The term of a schema that is an anyOf, or a oneOf of schemas that exclude each other, and nothing else: theirs, side by side."""
-        keywords = self.solver.keywords(schema)
-        if len(keywords) != 1 or not keywords <= {"anyOf", "oneOf"}:
+        if not ("anyOf" in schema or "oneOf" in schema) or len(keywords := self.solver.keywords(schema)) != 1:
             return None
         literals = joined_alternatives(self.solver, number, *keywords)
         if "oneOf" in keywords and any(len(way) > 1 for way in self.solver.exactly_one(literals)):
@@ -143,9 +144,10 @@ class Emitter:
         number, schema = literal >> 1, self.document.schemas[literal >> 1]
         if literal & 1:
             return None
-        if schema.get("type") == "object" and self.solver.keywords(schema) <= _PLAIN_OBJECT:
+        kind = schema.get("type")
+        if kind == "object" and _BEYOND_PLAIN_OBJECT.isdisjoint(schema):
             return self._plain_object(number, schema, depth)
-        if schema.get("type") == "array" and self.solver.keywords(schema) <= _PLAIN_ARRAY and not isinstance(schema.get("items"), list):
+        if kind == "array" and _BEYOND_PLAIN_ARRAY.isdisjoint(schema) and not isinstance(schema.get("items"), list):
             item = self._child(number, schema.get("items", True), self.style.deeper(depth), "items")
             body = repeated(item, self.style.item(depth), 0, None, started=False)
             return self.style.enclose("[]", body, True, depth)
@@ -156,9 +158,12 @@ class Emitter:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         for name, child in properties.items():
             term = self._member(name, self._child(number, child, inner, "properties", name))
+            if term.op == "nothing":
+                return None
             members.append(Member(name, term, name in required))
-        if any(member.term.op == "nothing" for member in members) or any(name not in properties for name in required):
-            return None
+        for name in required:
+            if name not in properties:
+                return None
         extra, more = NOTHING, schema.get("additionalProperties", True)
         if more is not False:
             extra = self._named(self._undeclared(frozenset(properties)), self._child(number, more, inner, "additionalProperties"))

@@ -309,17 +309,24 @@ class ObjectFacts(Facts):
         new.properties, new.required = self.properties.copy(), self.required.copy()
         return new
 
-    def declare(self, name: str, literal: int) -> None:
-        known = self.properties.get(name)
-        if not known:
-            self.properties[name] = (literal,) if literal else ()
-            self.changed = self.changed or literal != 0
-        elif literal and literal not in known:
-            self.properties[name], self.changed = (*known, literal), True
+    def declare(self, properties: dict[str, tuple[int, ...]]) -> None:
+        """Each with at most one literal."""
+        if not self.properties:
+            self.properties = properties.copy()
+            self.changed = self.changed or any(properties.values())
+            return
+        for name, literals in properties.items():
+            known = self.properties.get(name)
+            if not known:
+                self.properties[name] = literals
+                self.changed = self.changed or bool(literals)
+            elif literals and literals[0] not in known:
+                self.properties[name], self.changed = known + literals, True
 
-    def require(self, name: str) -> None:
-        if name not in self.required:
-            self.required[name], self.changed = None, True
+    def require(self, names: list[str]) -> None:
+        before = len(self.required)
+        self.required |= dict.fromkeys(names)
+        self.changed = self.changed or len(self.required) > before
 
     def rule(self, names: Names, literal: int) -> None:
         if literal and (names, literal) not in self.rules:

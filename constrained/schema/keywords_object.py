@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
     known = solver.properties.get(number)
     if known is None:
-        known = solver.properties[number] = [(name, solver.child(number, schema, "properties", name)) for name, schema in value.items()]
-    declare = cast(ObjectFacts, state.facts).declare
-    for name, literal in known:
-        declare(name, literal)
+        known = {name: solver.child(number, schema, "properties", name) for name, schema in value.items()}
+        known = solver.properties[number] = {name: (literal,) if literal else () for name, literal in known.items()}
+    cast(ObjectFacts, state.facts).declare(known)
 
 
 @denies("properties", OBJECT)
@@ -37,9 +36,7 @@ def _(solver: Solver, number: int, kind: int, value: dict[str, Any]) -> Choice:
 
 @enforces("required", OBJECT)
 def _(solver: Solver, state: State, number: int, value: list[str]) -> None:
-    facts = cast(ObjectFacts, state.facts)
-    for name in value:
-        facts.require(name)
+    cast(ObjectFacts, state.facts).require(value)
 
 
 @denies("required", OBJECT)
@@ -59,8 +56,7 @@ def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
         literal = solver.child(number, schema, "patternProperties", pattern)
         if (names := _listed_names(term)) is None:
             facts.rule(Names((pattern,)), literal)
-        for name in names or ():
-            facts.declare(name, literal)
+        facts.declare(dict.fromkeys(names or (), (literal,) if literal else ()))
 
 
 def _listed_names(term: Term) -> list[str] | None:
@@ -83,6 +79,8 @@ def _(solver: Solver, number: int, kind: int, value: dict[str, Any]) -> Choice:
 
 def _additional(solver: Solver, number: int) -> Names:
     """The names that `additionalProperties` of schema `number` speaks of."""
+    if number in solver.additional:
+        return solver.additional[number]
     schema = solver.document.schemas[number]
     names, patterns = set(schema.get("properties", ())), list[str]()
     for pattern in schema.get("patternProperties", ()):
@@ -91,7 +89,8 @@ def _additional(solver: Solver, number: int) -> Names:
         if (listed := _listed_names(term)) is None:
             patterns.append(pattern)
         names.update(listed or ())
-    return Names((), tuple(patterns), frozenset(names))
+    found = solver.additional[number] = Names((), tuple(patterns), frozenset(names))
+    return found
 
 
 @enforces("additionalProperties", OBJECT)

@@ -41,7 +41,8 @@ class Solver:
         self._patterns: dict[str, Term] = {}
         self._values: dict[int, tuple[Any, Literal]] = {}
         self._made: dict[tuple[int, object], Literal] = {}
-        self.properties: dict[int, list[tuple[str, Literal]]] = {}
+        self.properties: dict[int, dict[str, tuple[Literal, ...]]] = {}
+        self.additional: dict[int, Names] = {}
         self.listed: dict[tuple[int, int], dict[Any, Any]] = {}
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
@@ -305,10 +306,12 @@ class Solver:
         while True:
             number = literal >> 1
             schema = self.document.schemas[number]
-            keywords = self.keywords(schema) if len(schema) < 8 else ()
-            if keywords == {"$ref"}:
+            keyword = "$ref" if "$ref" in schema else "allOf"
+            if keyword not in schema or len(schema) > 8 or len(self.keywords(schema)) > 1:
+                return literal
+            if keyword == "$ref":
                 literal = self.document.target(number, schema["$ref"])
-            elif keywords == {"allOf"} and len(schema["allOf"]) == 1:
+            elif len(schema["allOf"]) == 1:
                 literal = self.child(number, schema["allOf"][0], "allOf", 0)
             else:
                 return literal

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 
-from ..grammar import Term
+from ..grammar import ANY_CHAR, Term
 
 
 @lru_cache(maxsize=4096)
@@ -67,6 +67,9 @@ class _Walk:
 
     def _rep(self, args: tuple[Term, int, int | None], start: int) -> frozenset[int]:
         term, lo, hi = args
+        if term.op == "chars":
+            most = len(self.text) if hi is None else min(start + hi, len(self.text))
+            return frozenset(range(start + lo, (most if term == ANY_CHAR else self._run(term.args, start, most)) + 1))
         here, found, count = frozenset((start,)), frozenset[int](), 0
         while True:  # `here`: the ends of exactly `count` repeats; it dies out or comes to rest, as no repeat goes back
             if count >= lo:
@@ -77,6 +80,17 @@ class _Walk:
             if after == here or not after or (hi is None and count >= lo and after <= found):
                 return found | after if count + 1 >= lo or after == here else found
             here, count = after, count + 1
+
+    def _run(self, ranges: tuple[tuple[int, int], ...], start: int, most: int) -> int:
+        """Where the characters of a class end."""
+        for at in range(start, most):
+            code = ord(self.text[at])
+            for lo, hi in ranges:
+                if lo <= code <= hi:
+                    break
+            else:
+                return at
+        return most
 
     def _both(self, args: tuple[Term, ...], start: int) -> frozenset[int]:
         first, *others = [self.ends(term, start) for term in args]

@@ -166,7 +166,7 @@ def _(solver: Solver, number: int, kind: int, value: list[Any]) -> Choice:
 
 @enforces("oneOf")
 def _(solver: Solver, state: State, number: int, value: list[Any]) -> None:
-    state.choices.append(solver.exactly_one(joined_alternatives(solver, number, "oneOf")))
+    state.unions.append(joined_alternatives(solver, number, "oneOf"))
 
 
 @denies("oneOf")

@@ -7,7 +7,7 @@ remains is split. So sibling keywords always combine, and `not` reaches each key
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from .facts import ANY_KIND, ARRAY, FACTS, KINDS, OBJECT, STRING, Facts, Names, 
 from .keywords import DENY, ENFORCE
 from .match import matches
 from .state import UNDECLARED, Alternative, Choice, State, type_bits
+from .tags import Tags
 from .unevaluated import settle
 
 MAX_BRANCHES = 500
@@ -46,7 +47,7 @@ class Solver:
         self.listed: dict[tuple[int, int], dict[Any, Any]] = {}
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
-        self._tagged: dict[Literal, dict[str, frozenset[str]]] = {}
+        self._tags = Tags(self)
         self._open: set[Node] = set()
         self._empty: dict[Node, bool] = {}
 
@@ -222,6 +223,10 @@ class Solver:
         for literal in todo:
             if not self.assume(state, literal):
                 return False
+        if state.unions:  # waited until it was known which properties are required
+            required = state.facts.required if isinstance(state.facts, ObjectFacts) else ()
+            state.choices += [self.exactly_one(literals, required) for literals in state.unions]
+            state.unions = []
         return not state.facts.impossible
 
     def assume(self, state: State, literal: Literal) -> bool:
@@ -349,57 +354,27 @@ class Solver:
             self.document.warn(str(error) + NOT_ENFORCED)
             return None
 
-    def exactly_one(self, literals: list[Literal]) -> Choice:
-        """One alternative for each literal, that the others fail; not said where they cannot hold together anyway."""
+    def exactly_one(self, literals: list[Literal], required: Container[str] = ()) -> Choice:
+        """One alternative for each literal, that the others fail; not said where they cannot hold together anyway, given that the
+        `required` properties are there."""
         ways: Choice = [[literal] for literal in literals]
         for i, a in enumerate(literals):
             for j in range(i):
-                if not self.disjoint(a, literals[j]):
+                if not self.disjoint(a, literals[j], required):
                     ways[i].append(literals[j] ^ 1)
                     ways[j].append(a ^ 1)
         return ways
 
-    def disjoint(self, a: Literal, b: Literal) -> bool:
+    def disjoint(self, a: Literal, b: Literal, required: Container[str] = ()) -> bool:
         """Whether it is plain that no value satisfies both. Where it is not, they may still exclude each other."""
         kinds = self.kinds_of(a) & self.kinds_of(b)
-        if not kinds or kinds == OBJECT and self._tagged_apart(a, b):
+        if not kinds or kinds == OBJECT and self._tags.apart(a, b, required):
             return True
         first, second = self.document.schemas[a >> 1], self.document.schemas[b >> 1]
         names = first.get("properties", {}).keys()
         if (self.keywords(first) | self.keywords(second)) <= _OPEN and names.isdisjoint(second.get("properties", ())):
             return False  # they speak of different properties
         return self.empty(frozenset((a, b)))
-
-    def _tagged_apart(self, a: Literal, b: Literal) -> bool:
-        """Whether a property that both require lists other strings in one than in the other: how most unions of objects are told apart."""
-        others = self._tags(b)
-        return any(name in others and values.isdisjoint(others[name]) for name, values in self._tags(a).items())
-
-    def _tags(self, literal: Literal) -> dict[str, frozenset[str]]:
-        """The strings that a required property may be, by name, as far as that is plain to see."""
-        known = self._tagged.get(literal)
-        if known is None:
-            known = self._tagged[literal] = {}
-            if not literal & 1:
-                known |= self._find_tags(literal >> 1)
-        return known
-
-    def _find_tags(self, number: int) -> dict[str, frozenset[str]]:
-        schema = self.document.schemas[number]
-        found: dict[str, frozenset[str]] = {}
-        inner = [self.child(number, part, "allOf", i) for i, part in enumerate(schema.get("allOf", ()))]
-        if "$ref" in schema:
-            inner.append(self.document.target(number, schema["$ref"]))
-        for part in inner:
-            found |= self._tags(part)
-        properties = schema.get("properties", {})
-        for name in schema.get("required", ()):
-            value = properties.get(name)
-            if type(value) is dict and ("const" in value or "enum" in value):
-                values = [value["const"]] if "const" in value else value["enum"]
-                if type(values) is list and all(type(item) is str for item in values):
-                    found[name] = frozenset(values)
-        return found
 
     def value_literal(self, number: int, value: Any) -> Literal:
         """The literal of "equals this array or object"."""

@@ -28,12 +28,14 @@ UNDECLARED = ("some", "undeclared")
 
 
 class State:
-    """A conjunction on the way to facts: literals assumed, literals yet to assume, choices yet to make. Mutable; forked at choices."""
+    """A conjunction on the way to facts: literals assumed, literals yet to assume, choices yet to make, and unions of which exactly one
+    member is to hold. Mutable; forked at choices, when no union is left."""
 
-    __slots__ = ("choices", "facts", "seen", "todo")
+    __slots__ = ("choices", "facts", "seen", "todo", "unions")
 
     def __init__(self, facts: Facts, seen: set[Literal], todo: list[Literal], choices: list[Choice]) -> None:
         self.facts, self.seen, self.todo, self.choices = facts, seen, todo, choices
+        self.unions: list[list[Literal]] = []
 
     def fork(self, also: Alternative, choices: list[Choice]) -> State:
         return State(self.facts.fork(), self.seen.copy(), list(also), choices)

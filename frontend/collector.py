@@ -34,7 +34,4 @@ def seldom() -> Iterator[None]:
         with _lock:
             _batches -= 1
             if _batches == 0 and _before is not None:
-                if not gc.get_freeze_count():
-                    gc.freeze()  # what is left goes to the oldest generation unseen: most of it is about to be read, not garbage
-                    gc.unfreeze()
                 gc.set_threshold(*_before)

@@ -59,7 +59,8 @@ class Emitter:
         self.rules: dict[str, Term] = {}
         self._terms: dict[tuple[Node, int], Term] = {}
         self._todo: list[tuple[str, Node, int]] = []
-        self._properties: dict[tuple[str, Node, int], Term] = {}
+        self._properties: dict[tuple[str, tuple[Literal, ...] | None, int, int], Term] = {}
+        self._extras: dict[tuple[object, ...], Term] = {}
         self._others: dict[frozenset[str], Term] = {}
         self._pairs: dict[tuple[str, int], tuple[Term, Term]] = {}
         self._refs: dict[tuple[str, int], Term] = {}
@@ -292,7 +293,7 @@ class Emitter:
         for name in {**facts.properties, **facts.required}:
             required = name in facts.required
             allowed = not facts.names or self.solver.names_admit(facts.names, name)
-            term = self._property(name, self.solver.property_node(facts, name), inner) if allowed else NOTHING
+            term = self._property(name, facts, inner) if allowed else NOTHING
             if term.op != "nothing":
                 members.append(Member(name, term, required))
             elif required:
@@ -314,12 +315,12 @@ class Emitter:
         body = picked(members, extra, separator, lo, hi, facts.required)
         return self.style.enclose("{}", body, lo == 0 and needed == 0, depth)
 
-    def _property(self, name: str, node: Node, depth: int) -> Term:
+    def _property(self, name: str, facts: ObjectFacts, depth: int) -> Term:
         """A name and its value: made once, as the alternatives of a schema share most of theirs."""
-        key = (name, node, depth)
+        key = (name, facts.properties.get(name), id(facts.rules), depth)  # the solver keeps the rules alive, and so their id their own
         term = self._properties.get(key)
         if term is None:
-            term = self._properties[key] = self._member(name, self.value(node, depth))
+            term = self._properties[key] = self._member(name, self.value(self.solver.property_node(facts, name), depth))
         return term
 
     def _member(self, name: str, value: Term) -> Term:
@@ -345,19 +346,20 @@ class Emitter:
 
     def _extra(self, facts: ObjectFacts, depth: int, names: tuple[Names, ...] = (), value: Node = ANY) -> Term:
         """A property with a name that no place is kept for; of a name in all of `names`, with a value that satisfies `value` too."""
-        options = []
-        for name_term, node in self._classes(facts, names):
-            term = self.value(node | value, depth)
-            if term.op != "nothing":
-                options.append(self._named(name_term, term))
-        return alt(*options)
+        declared = frozenset((*facts.properties, *facts.required))
+        key = (declared, id(facts.rules), facts.names, depth, names, value)
+        term = self._extras.get(key)
+        if term is None:
+            options = [(name, self.value(node | value, depth)) for name, node in self._classes(facts, declared, names)]
+            term = self._extras[key] = alt(*[self._named(name, term) for name, term in options if term.op != "nothing"])
+        return term
 
-    def _classes(self, facts: ObjectFacts, names: tuple[Names, ...]) -> list[tuple[Term, Node]]:
+    def _classes(self, facts: ObjectFacts, declared: frozenset[str], names: tuple[Names, ...]) -> list[tuple[Term, Node]]:
         """The undeclared names, divided by what their values must satisfy: by the patterns that they match."""
         patterns = list(dict.fromkeys([p for rule, _ in facts.rules for p in (*rule.patterns, *rule.not_patterns)]))
         if not patterns and any(literal == FALSE for _, literal in facts.rules):
             return []
-        base = self._undeclared(frozenset((*facts.properties, *facts.required)))
+        base = self._undeclared(declared)
         if facts.names:
             base = both(base, self._names_term(facts.names))
         for some in names:

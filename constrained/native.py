@@ -25,6 +25,9 @@ from .vocabulary import Vocabulary
 DEAD, _LIMIT = -1, -2
 UNKNOWN = 1 << 30  # a need that no sequence of tokens meets
 MAX_FORCED = 1 << 14  # bytes of one jump
+_MESSAGE = ctypes.c_char * 512
+_FORCED = (ctypes.c_char * 256, ctypes.c_char * MAX_FORCED)  # most are short; types are dear to make
+_FLAGS = c_uint8 * 256
 _OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11, "words": 12,
         "compare": 13, "multiple": 14}  # fmt: skip
 _LIT = 256 + _OPS["lit"]
@@ -82,7 +85,7 @@ class NativeAutomaton:
         self._lib = vocabulary.lib
         self._vocabulary = vocabulary  # keeps the tokens alive
         code = encode(source)
-        handle, message = c_void_p(), ctypes.create_string_buffer(512)
+        handle, message = c_void_p(), _MESSAGE()
         status = self._lib.ramet_grammar(
             vocabulary.handle, code.buffer_info()[0], len(code), whole, byte_limit, seconds, byref(handle), message, len(message)
         )
@@ -116,12 +119,12 @@ class NativeAutomaton:
         return bool(self._flags(self._handle, state) & 2)
 
     def forced(self, state: int) -> bytes:
-        for size in (256, MAX_FORCED):  # most are short
-            room = ctypes.create_string_buffer(size)
-            n = self._lib.ramet_forced(self._handle, state, room, size)
+        for kind in _FORCED:
+            room = kind()
+            n = self._lib.ramet_forced(self._handle, state, room, len(room))
             if n < 0:
                 self._fail(n)
-            if n <= size - 4:  # else cut off, before a character of up to four bytes
+            if n <= len(room) - 4:  # else cut off, before a character of up to four bytes
                 break
         return room.raw[:n]
 
@@ -130,7 +133,7 @@ class NativeAutomaton:
         return (None if n >= UNKNOWN else n) if n >= 0 else self._fail(n)
 
     def live_bytes(self, state: int) -> bytes:
-        room = (c_uint8 * 256)()
+        room = _FLAGS()
         n = self._lib.ramet_live_bytes(self._handle, state, room)
         return bytes(b for b in range(256) if room[b]) if n >= 0 else self._fail(n)  # type: ignore[return-value]
 

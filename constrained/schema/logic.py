@@ -19,7 +19,7 @@ from .facts import ANY_KIND, ARRAY, FACTS, KINDS, OBJECT, STRING, Facts, Names, 
 from .keywords import DENY, ENFORCE
 from .match import matches
 from .state import UNDECLARED, Alternative, Choice, State, type_bits
-from .tags import Tags
+from .tags import Tags, apart
 from .unevaluated import settle
 
 MAX_BRANCHES = 500
@@ -47,7 +47,7 @@ class Solver:
         self.listed: dict[tuple[int, int], dict[Any, Any]] = {}
         self.joined: dict[tuple[int, str], list[Literal]] = {}
         self._children: dict[int, Literal] = {}
-        self._tags = Tags(self)
+        self.tags: dict[Literal, Tags] = {}
         self._open: set[Node] = set()
         self._empty: dict[Node, bool] = {}
 
@@ -368,7 +368,7 @@ class Solver:
     def disjoint(self, a: Literal, b: Literal, required: Container[str] = ()) -> bool:
         """Whether it is plain that no value satisfies both. Where it is not, they may still exclude each other."""
         kinds = self.kinds_of(a) & self.kinds_of(b)
-        if not kinds or kinds == OBJECT and self._tags.apart(a, b, required):
+        if not kinds or kinds == OBJECT and apart(self, a, b, required):
             return True
         first, second = self.document.schemas[a >> 1], self.document.schemas[b >> 1]
         names = first.get("properties", {}).keys()

@@ -13,44 +13,42 @@ Listed = dict[str, frozenset[str]]
 """The strings that a property may be, by name."""
 
 
-class Tags:
-    """Of the schemas of one document, as far as they are plain to see."""
+Tags = tuple[Listed, set[str]]
+"""What a schema lists, and which properties it requires, as far as that is plain to see."""
 
-    def __init__(self, solver: Solver) -> None:
-        self._solver = solver
-        self._known: dict[Literal, tuple[Listed, set[str]]] = {}
 
-    def apart(self, a: Literal, b: Literal, required: Container[str] = ()) -> bool:
-        """Whether no object that has the `required` properties satisfies both, because they list other strings for one of its properties."""
-        (listed, needed), (others, also_needed) = self._of(a), self._of(b)
-        for name, values in listed.items():
-            if name in others and (name in needed or name in also_needed or name in required) and values.isdisjoint(others[name]):
-                return True
-        return False
+def apart(solver: Solver, a: Literal, b: Literal, required: Container[str] = ()) -> bool:
+    """Whether no object that has the `required` properties satisfies both, because they list other strings for one of its properties."""
+    (listed, needed), (others, also_needed) = tags(solver, a), tags(solver, b)
+    for name, values in listed.items():
+        if name in others and (name in needed or name in also_needed or name in required) and values.isdisjoint(others[name]):
+            return True
+    return False
 
-    def _of(self, literal: Literal) -> tuple[Listed, set[str]]:
-        """What it lists, and which properties it requires."""
-        known = self._known.get(literal)
-        if known is None:
-            known = self._known[literal] = {}, set()  # so that recursion ends
-            if not literal & 1:
-                self._collect(literal >> 1, *known)
-        return known
 
-    def _collect(self, number: int, listed: Listed, needed: set[str]) -> None:
-        solver = self._solver
-        schema = solver.document.schemas[number]
-        inner = [solver.child(number, part, "allOf", i) for i, part in enumerate(schema.get("allOf", ()))]
-        if "$ref" in schema:
-            inner.append(solver.document.target(number, schema["$ref"]))
-        for part in inner:
-            more, also_needed = self._of(part)
-            listed |= more
-            needed |= also_needed
-        needed.update(schema.get("required", ()))
-        for name, value in schema.get("properties", {}).items():
-            if values := _strings(value):
-                listed[name] = values
+def tags(solver: Solver, literal: Literal) -> Tags:
+    """Those of one literal. Kept by the solver."""
+    known = solver.tags.get(literal)
+    if known is None:
+        known = solver.tags[literal] = {}, set()  # so that recursion ends
+        if not literal & 1:
+            _collect(solver, literal >> 1, *known)
+    return known
+
+
+def _collect(solver: Solver, number: int, listed: Listed, needed: set[str]) -> None:
+    schema = solver.document.schemas[number]
+    inner = [solver.child(number, part, "allOf", i) for i, part in enumerate(schema.get("allOf", ()))]
+    if "$ref" in schema:
+        inner.append(solver.document.target(number, schema["$ref"]))
+    for part in inner:
+        more, also_needed = tags(solver, part)
+        listed |= more
+        needed |= also_needed
+    needed.update(schema.get("required", ()))
+    for name, value in schema.get("properties", {}).items():
+        if values := _strings(value):
+            listed[name] = values
 
 
 def _strings(schema: Any) -> frozenset[str] | None:

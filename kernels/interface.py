@@ -133,6 +133,31 @@ class DecoderInput:
     attn: AttnMeta
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How an id is drawn from each of R rows of logits. On the device, contiguous.
+
+    The order is that of a sampler on the host: bias, penalties, mask; then temperature, top_k, top_p, min_p; then the uniform
+    number of (seed, position), the first two words of Philox4x32-10, picks by inverse distribution: over the ids in their
+    order, or with top_k, top_p or min_p over those that they leave, the likeliest first and of equals the lower id.
+    Tables belong to whoever keeps the requests; a row without an entry has -1.
+    """
+
+    temperature: Tensor  # (R,) float32; below 1e-6, and with top_k 1, the largest logit is taken, of equals the lowest id
+    top_k: Tensor  # (R,) int32; 0 or less: all
+    top_p: Tensor  # (R,) float32
+    min_p: Tensor  # (R,) float32
+    seed: Tensor  # (R,) int64
+    position: Tensor  # (R,) int64, of the id that is drawn
+    bits_row: Tensor | None = None  # (R,) int32, rows of `bits`; None: no row has a mask
+    bits: Tensor | None = None  # (N, ceil(vocab / 32)) int32; an id whose bit is 0 is not drawn
+    bias_row: Tensor | None = None  # (R,) int32, rows of `bias`
+    bias: Tensor | None = None  # (N, vocab) float32, added
+    seen_row: Tensor | None = None  # (R,) int32, rows of `seen`
+    seen: Tensor | None = None  # (N, vocab) int32: twice how often an id is in the output, plus 1 if it is in the prompt
+    penalties: Tensor | None = None  # (R, 3) float64: repetition (1: none), presence, frequency; with `seen`
+
+
 class Kernels(Protocol):
     """Arithmetic of one device. Tensors are on that device; x is (T, ...) in the peer's activation dtype."""
 
@@ -176,10 +201,32 @@ class Kernels(Protocol):
         """The whole stack as one call, if the peer has it; None: the model runs layer by layer over the calls above."""
         ...
 
+    def sampler(self) -> Sampler | None:
+        """Draws where the logits are, if the peer can; None: rows are drawn from on the host."""
+        ...
+
 
 class Decoder(Protocol):
     """A decoder stack fused by a peer."""
 
     def forward(self, batch: DecoderInput, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         """(R, vocab) float32 logits. Pools are (layers, slots, G, D); K and V of this pass are stored there."""
+        ...
+
+
+class Sampler(Protocol):
+    """Ids and logprobs of rows of logits that do not leave the device. Nothing here waits for the device."""
+
+    def draw(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """(R,) int32: the next id of each row of logits (R, vocab), which stay as they are; -1 where every id is forbidden or a
+        logit is not a number."""
+        ...
+
+    def note(self, ids: Tensor, rows: SamplingRows) -> None:
+        """Counts each drawn id (R,) in its row of `rows.seen`, so that the next step's penalties know it. -1 is not counted."""
+        ...
+
+    def logprobs(self, logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities under raw rows: of ids (R, N) int32 (NaN where -1), and the `top` likeliest ids, (R, top) int32, of
+        equals the lower, with theirs. (R, N) and (R, top) float32."""
         ...

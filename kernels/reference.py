@@ -92,6 +92,9 @@ class ReferenceKernels:
     def decoder(self, weights: DecoderWeights) -> None:
         return None
 
+    def sampler(self) -> None:
+        return None
+
 
 def _runs(meta: AttnMeta) -> list[list[tuple[int, int, int]]]:
     """For each sequence the (owner, start, stop) of the segments it reads, in order of position."""

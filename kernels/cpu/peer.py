@@ -144,6 +144,9 @@ class CpuKernels:
     def decoder(self, weights: DecoderWeights) -> CpuDecoder:
         return CpuDecoder(self, weights)
 
+    def sampler(self) -> None:
+        return None
+
 
 class CpuDecoder:
     """A whole stack as one call. Holds its own form of the weights; those it was made from are no longer needed."""

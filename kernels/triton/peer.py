@@ -8,6 +8,7 @@ from torch import Tensor
 from ..interface import AttnMeta, DecoderWeights, Linear, PackedWeight, RopeTable
 from ..reference import ReferenceKernels
 from . import attention, rows
+from .sampler import TritonSampler
 
 BLOCK = 1024  # elements a program, where rows do not matter
 
@@ -81,3 +82,6 @@ class TritonKernels:
 
     def decoder(self, weights: DecoderWeights) -> None:
         return None
+
+    def sampler(self) -> TritonSampler:
+        return TritonSampler()

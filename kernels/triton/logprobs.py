@@ -38,8 +38,8 @@ def pick(
 
     slot = tl.arange(0, IDS)
     wanted = tl.load(ids + row * n_ids + slot, mask=slot < n_ids, other=-1)
-    x = tl.load(logits + row * vocabulary + wanted, mask=wanted >= 0, other=float("nan")).to(tl.float32)
-    tl.store(chosen + row * n_ids + slot, x - norm, mask=slot < n_ids)
+    asked = tl.load(logits + row * vocabulary + wanted, mask=wanted >= 0, other=float("nan")).to(tl.float32)
+    tl.store(chosen + row * n_ids + slot, asked - norm, mask=slot < n_ids)
 
     which = tl.load(best_id + row * blocks + every, mask=there, other=vocabulary)
     for i in range(top):

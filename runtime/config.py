@@ -31,6 +31,7 @@ class EngineConfig:
     device: str = "auto"
     kernels: str = "auto"
     threads: int | None = None  # default: the cores this process may use
+    tensor_parallel_size: int = 1  # ranks that compute the model together, each a process with its own device (or its part of the threads)
     chat_template: str | None = None  # Jinja text or a file; default: the tokenizer's own
     trust_remote_code: bool = False  # refused when True: no code from model folders is ever run
 
@@ -70,6 +71,11 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name}={value!r}: a whole number of bytes, at least {least}, is needed")
+        ranks = self.tensor_parallel_size
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+            raise ConfigError(f"tensor_parallel_size={ranks!r}: a whole number of at least 1 is needed")
+        if ranks > 1 and (self.cache_dir or self.host_cache_bytes):
+            raise ConfigError(f"tensor_parallel_size={ranks}: KV of several ranks is not written out; leave cache_dir and host_cache_bytes out")
         if self.cache_dir is not None and not self.cache_dir.strip():
             raise ConfigError("cache_dir is empty: name a folder, or leave it out")
         if not 0 <= self.schedule_conservativeness < float("inf"):

@@ -20,7 +20,7 @@ from .batch import ForwardBatch, logprob_positions
 from .config import EngineConfig
 from .cost_model import CostModel
 from .door import Door
-from .errors import CancelledError, DeadlineError, EngineError, QueueFullError, RametError, RequestError
+from .errors import CancelledError, DeadlineError, EngineClosedError, EngineError, QueueFullError, RametError, RequestError
 from .goodput import Goodput
 from .jump import WINDOW, JumpForward
 from .model_runner import Runner
@@ -138,6 +138,7 @@ class Engine:
 
         What was learned of this machine's steps is kept for the next run in any case."""
         self.tiers.close(keep=keep)
+        self.runner.close()
         if self._setting is not None:
             from .calibrate import cost_file
 
@@ -151,8 +152,11 @@ class Engine:
     # ---- the loop -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Chunk]:
-        """One forward pass, and what came of it. An empty list does not mean that nothing is left: see `busy`."""
+        """One forward pass, and what came of it. An empty list does not mean that nothing is left: see `busy`.
+
+        Raises EngineClosedError when a part of the engine that it cannot do without has died."""
         begin = time.monotonic()
+        self.runner.check()
         self._expire(begin)
         for request in self.tiers.arrived():
             self.scheduler.add(request)
@@ -166,6 +170,8 @@ class Engine:
         try:
             batch = self.runner.build(plan)
             logits = self.runner.forward(batch).cpu()
+        except EngineClosedError:  # there is nothing left to compute with
+            raise
         except Exception as error:
             self._fail(plan, error)
             return chunks + self._take_done()

@@ -44,6 +44,14 @@ class Runner(Protocol):
         """One line: which device and kernels, and why."""
         ...
 
+    def check(self) -> None:
+        """Raises EngineClosedError if it can compute no more. Called often."""
+        ...
+
+    def close(self) -> None:
+        """Ends what computes outside of this process. Twice is once."""
+        ...
+
 
 @dataclass(slots=True)
 class ModelRunner:
@@ -76,6 +84,12 @@ class ModelRunner:
 
     def describe(self) -> str:
         return f"{self.kernels.name}: {self.kernels.why}"
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def fingerprint(self) -> str:
         """Differs where the KV of the same ids would."""

@@ -3,41 +3,87 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .config import EngineConfig
 from .errors import ConfigError
-from .model_runner import ModelRunner, pool_slots
+from .model_runner import ModelRunner, Runner, pool_slots
 
 if TYPE_CHECKING:
+    from ..kernels.interface import Kernels
+    from .hub import ModelFiles
+    from .models.share import Ranks
     from .tokenizer import Tokenizer
+    from .weights import LoadedModel
 
 
-def open_runner(config: EngineConfig) -> tuple[ModelRunner, Tokenizer]:
-    """Finds (or pulls), reads and places everything. Raises ModelError, ConfigError."""
+def open_runner(config: EngineConfig) -> tuple[Runner, Tokenizer]:
+    """Finds (or pulls), reads and places everything. Raises ModelError, ConfigError; EngineClosedError where a rank does not start."""
     _import_torch()
-    from ..kernels import KernelError, get_kernels
-    from ..radix_cache.pool import KVPool
     from .hub import resolve
-    from .models.llama import LlamaModel
     from .tokenizer_files import load_tokenizer
-    from .weights import load_model
 
     if config.device == "cuda":
         raise ConfigError("device='cuda': the GPU kernels have not run on a card yet; leave device out, or use device='cpu'")
     files = resolve(config.model_path)
     tokenizer = load_tokenizer(files, config)
-    try:
-        kernels = get_kernels("cpu", config.kernels, config.dtype, config.threads)
-    except KernelError as error:
-        raise ConfigError(str(error)) from error
+    kernels = open_kernels(config)
     if kernels.name == "reference" and config.kernels == "auto":
         print(f"ramet: slow kernels: {kernels.why}", file=sys.stderr)
-    loaded = load_model(files, config)
-    shape = loaded.config
-    slots = pool_slots(config, shape.context_length, shape.kv_bytes(kernels.kv_dtype.itemsize))
-    pool = KVPool(layers=shape.n_layers, slots=slots, kv_heads=shape.n_kv_heads, head_dim=shape.head_dim, dtype=kernels.kv_dtype)
-    return ModelRunner(LlamaModel(shape, loaded.weights, kernels), pool, kernels, shape.context_length), tokenizer
+    if config.tensor_parallel_size > 1:
+        from .parallel.runner import open_parallel
+
+        return open_parallel(files, config, kernels), tokenizer
+    part = open_part(files, config, kernels)
+    return part.runner(part.slots(config)), tokenizer
+
+
+def open_kernels(config: EngineConfig) -> Kernels:
+    """The peer that `config` names, with its part of the threads where several ranks compute. Raises ConfigError."""
+    from ..kernels import KernelError, get_kernels
+    from ..kernels.cpu.peer import usable_cores
+
+    threads, ranks = config.threads, config.tensor_parallel_size
+    if ranks > 1:
+        threads = max(1, (threads or usable_cores()) // ranks)
+    try:
+        return get_kernels("cpu", config.kernels, config.dtype, threads)
+    except KernelError as error:
+        raise ConfigError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model's weights, or a rank's share of them, in their place, and what computes with them."""
+
+    loaded: LoadedModel
+    kernels: Kernels
+    device: str
+
+    def slots(self, config: EngineConfig) -> int:
+        """How many fit. On a CPU the ranks' pools lie in the same memory: a slot is that of the whole model. Raises ConfigError."""
+        shape = self.loaded.config
+        return pool_slots(config, shape.context_length, shape.kv_bytes(self.kernels.kv_dtype.itemsize))
+
+    def runner(self, slots: int, ranks: Ranks | None = None) -> ModelRunner:
+        """With a pool for the KV heads that it computes."""
+        from ..radix_cache.pool import KVPool
+        from .models.llama import LlamaModel
+
+        shape, weights, kernels = self.loaded.config, self.loaded.weights, self.kernels
+        pool = KVPool(
+            layers=shape.n_layers, slots=slots, kv_heads=weights.n_kv_heads, head_dim=shape.head_dim, dtype=kernels.kv_dtype, device=self.device
+        )
+        return ModelRunner(LlamaModel(shape, weights, kernels, ranks), pool, kernels, shape.context_length)
+
+
+def open_part(files: ModelFiles, config: EngineConfig, kernels: Kernels, rank: int = 0) -> Part:
+    """Reads what a rank holds. Raises ModelError, ConfigError."""
+    from .weights import load_model
+
+    device = "cpu"
+    return Part(load_model(files, config, device=device, rank=rank), kernels, device)
 
 
 def _import_torch() -> None:

@@ -18,10 +18,11 @@ from torch import Tensor
 from ..kernels.interface import DecoderWeights, LayerWeights, Linear, PackedWeight
 from .config import EngineConfig
 from .errors import ConfigError, CorruptModelError, ModelNotFoundError, UnsupportedError
-from .gguf_reader import GGUFFile, dequantize
+from .gguf_reader import PACKED, GGUFFile, dequantize
 from .hub import ModelFiles
 from .models.config import ModelConfig
 from .models.rope import rope_table
+from .models.share import Share, shares
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -44,10 +45,11 @@ LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`config.context_length` is the length that positions are tabled for."""
+    """`config.context_length` is the length that positions are tabled for. `config` is of the whole model, `weights` are `share`."""
 
     config: ModelConfig
     weights: DecoderWeights
+    share: Share
 
 
 class Source(Protocol):
@@ -61,18 +63,23 @@ class Source(Protocol):
     def load(self, name: str) -> Tensor | PackedWeight: ...
 
 
-def load_model(files: ModelFiles, config: EngineConfig, *, device: str = "cpu") -> LoadedModel:
-    """Opens a model's weights. `device` is where they go ("cpu" leaves them mapped).
+def load_model(files: ModelFiles, config: EngineConfig, *, device: str = "cpu", rank: int = 0) -> LoadedModel:
+    """Opens a model's weights, or of `tensor_parallel_size` shares that of `rank`. `device` is where they go ("cpu" leaves them mapped).
 
     Raises ModelNotFoundError (no weights), CorruptModelError, UnknownArchitectureError, UnsupportedError, ConfigError."""
     gguf = GGUFFile(files.gguf) if files.gguf else None
     shape = ModelConfig.from_gguf(gguf) if gguf else ModelConfig.from_folder(files.path)
     shape = _with_context(shape, config.context_length)
+    block = max((PACKED[t.kind][1] for t in gguf.tensors.values() if t.kind in PACKED), default=1) if gguf else 1
+    share = shares(shape, config.tensor_parallel_size, block)[rank]
+    source = "cpu" if share.size > 1 else device  # only a rank's share goes to its device
     if config.load_format == "dummy":
-        tensors: _Tensors = _Dummy(shape, config, device)
+        tensors: _Tensors = _Dummy(shape, config, source)
     else:
-        tensors = _FromFile(gguf or SafetensorsFolder(files.path), shape, config, device)
-    return LoadedModel(shape, _assemble(shape, tensors))
+        tensors = _FromFile(gguf or SafetensorsFolder(files.path), shape, config, source)
+    if share.size > 1:
+        tensors = _Shared(tensors, shape, share, device)
+    return LoadedModel(shape, _assemble(shape, tensors, share), share)
 
 
 def _with_context(shape: ModelConfig, wanted: int | None) -> ModelConfig:
@@ -105,7 +112,7 @@ class _Tensors(Protocol):
         ...
 
 
-def _assemble(shape: ModelConfig, tensors: _Tensors) -> DecoderWeights:
+def _assemble(shape: ModelConfig, tensors: _Tensors, share: Share) -> DecoderWeights:
     embed = tensors.matrix("embed", None, shape.vocab_size, shape.hidden_size)
     layers = tuple(_layer(shape, tensors, i) for i in range(shape.n_layers))
     norm = tensors.vector("norm", None, shape.hidden_size)
@@ -113,7 +120,9 @@ def _assemble(shape: ModelConfig, tensors: _Tensors) -> DecoderWeights:
     rope = rope_table(shape.head_dim, shape.rope_theta, shape.rope_scaling, shape.context_length, tensors.rope_factors())
     tensors.finish()
     rope = replace(rope, cos=rope.cos.to(norm.device), sin=rope.sin.to(norm.device))
-    return DecoderWeights(embed, layers, norm, head, rope, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.rms_eps)
+    kv_heads = len(share.kv_heads)
+    heads = kv_heads * (shape.n_heads // shape.n_kv_heads)
+    return DecoderWeights(embed, layers, norm, head, rope, heads, kv_heads, shape.head_dim, shape.rms_eps)
 
 
 def _layer(shape: ModelConfig, tensors: _Tensors, i: int) -> LayerWeights:
@@ -211,6 +220,57 @@ class _FromFile:
         rows = value.reshape(len(value), -1).view(torch.uint8).numpy()
         # numpy copies whole rows in this thread; torch would wake all of its own for each of these small copies
         return torch.from_numpy(rows[order.numpy()]).view(value.dtype).view(value.shape)
+
+
+class _Shared:
+    """One rank's share of what `whole` (on the CPU) gives, on the rank's device."""
+
+    def __init__(self, whole: _Tensors, shape: ModelConfig, share: Share, device: str) -> None:
+        self._whole, self._share, self._device = whole, share, device
+        size, group = shape.head_dim, shape.n_heads // shape.n_kv_heads * shape.head_dim  # numbers of a KV head, of its query heads
+        keys = range(share.kv_heads.start * size, share.kv_heads.stop * size)
+        queries = range(share.kv_heads.start * group, share.kv_heads.stop * group)
+        self._rows = {"embed": share.vocab, "head": share.vocab, "q": queries, "k": keys, "v": keys, "gate": share.mlp, "up": share.mlp}
+        self._columns = {"o": queries, "down": share.mlp}
+
+    def matrix(self, role: str, layer: int | None, rows: int, columns: int) -> Tensor | PackedWeight:
+        value = self._whole.matrix(role, layer, rows, columns)
+        data = value.data if isinstance(value, PackedWeight) else value
+        if role in self._rows:
+            data, inner = _run(data, self._rows[role], 0), columns
+        else:
+            wanted = self._columns[role]
+            data, inner = _run(data, self._bytes(value, wanted) if isinstance(value, PackedWeight) else wanted, 1), len(wanted)
+        data = data.contiguous().to(self._device)
+        return replace(value, data=data, in_features=inner) if isinstance(value, PackedWeight) else data
+
+    def _bytes(self, weight: PackedWeight, wanted: range) -> range:
+        """Where a run of columns lies in a packed row."""
+        block, size = next((block, size) for name, block, size in PACKED.values() if name == weight.kind)
+        if wanted.start % block or (wanted.stop % block and wanted.stop != weight.in_features):
+            raise ConfigError(
+                f"tensor_parallel_size={self._share.size}: a share of this model's heads would begin or end inside a {weight.kind} block "
+                f"of {block} numbers; use dtype='float32' (or another plain one), or another number of ranks"
+            )
+        return range(wanted.start // block * size, -(-wanted.stop // block) * size)
+
+    def vector(self, role: str, layer: int | None, size: int, *, part: str = "weight") -> Tensor:
+        value = self._whole.vector(role, layer, size, part=part).to(self._device)
+        if part == "bias" and role in self._rows:
+            return _run(value, self._rows[role], 0).contiguous()
+        if part == "bias" and self._share.rank:  # o and down: the sum over the ranks must hold it once
+            return torch.zeros_like(value)
+        return value
+
+    def rope_factors(self) -> Tensor | None:
+        return self._whole.rope_factors()
+
+    def finish(self) -> None:
+        self._whole.finish()
+
+
+def _run(x: Tensor, wanted: range, dim: int) -> Tensor:
+    return x.narrow(dim, wanted.start, len(wanted))
 
 
 class _Dummy:

@@ -72,6 +72,12 @@ class FakeRunner:
     def describe(self) -> str:
         return "fake: tests only"
 
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     @staticmethod
     def _check_segments(meta) -> None:
         if meta.segments is None:

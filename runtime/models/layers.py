@@ -1,10 +1,21 @@
-"""The two halves of a decoder layer, written over the kernels. x is (T, hidden): one row a token, all sequences together."""
+"""The parts of a decoder, written over the kernels. x is (T, hidden): one row a token, all sequences together."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from ...kernels.interface import DecoderInput, DecoderWeights, Kernels, LayerWeights
+from .share import Ranks
+
+
+def embed(kernels: Kernels, ids: Tensor, weights: DecoderWeights, ranks: Ranks | None = None) -> Tensor:
+    """(T, hidden). Each of several ranks knows a run of the ids: it gives zeros for those of the others, and the sum is whole."""
+    if ranks is None:
+        return kernels.embed(ids, weights.embed)
+    known = ranks.share.vocab
+    own = (ids >= known.start) & (ids < known.stop)
+    rows = kernels.embed((ids - known.start).where(own, 0), weights.embed)
+    return ranks.sum(rows.masked_fill_(~own.unsqueeze(1), 0))
 
 
 def attention(

@@ -27,6 +27,7 @@ HELP = {
     "device": (MODEL, "auto, cpu or cuda."),
     "kernels": (MODEL, "auto, reference, cpu or triton."),
     "threads": (MODEL, "CPU threads of the engine; default: the cores it may use."),
+    "tensor_parallel_size": (MODEL, "Processes that compute the model together: a GPU each, or on a CPU a part of the threads."),
     "chat_template": (MODEL, "Jinja text, or a file of it; default: the tokenizer's own."),
     "trust_remote_code": (MODEL, "Always refused: no code from a model's folder is run."),
     "served_model_name": (MODEL, "The name that clients use; default: the model's path."),
@@ -70,6 +71,7 @@ HELP = {
 }
 ALIASES = {
     "model_path": ["--model"],
+    "tensor_parallel_size": ["--tp", "--tp-size"],
     "context_length": ["--max-model-len"],
     "max_running_requests": ["--max-num-seqs"],
     "chunked_prefill_size": ["--max-num-batched-tokens"],

@@ -10,7 +10,7 @@ enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, 
 
 constexpr i32 kLongestSequence = 10000;  // parts; runs of plain characters are one
 
-struct Term { i32 code; const i32* args; i32 n; bool regular; const i32* text = nullptr; i32 length = 0; };
+struct Term { i32 code; i32* args; i32 n; bool regular; const i32* text = nullptr; i32 length = 0; };
 
 // Whether a shortest string of a literal or a class is made of bytes that are tokens. What is made of them is then, too.
 bool writable(const Term& t, const Store& store) {
@@ -30,23 +30,45 @@ bool writable(const Term& t, const Store& store) {
 }  // namespace
 
 // code: number of terms, number of rules, start rule, the term of each rule, then records [code, + 256 if regular][count][args...], then
-// the text of literals (which have no args) and words (whose args are their lengths).
-void Grammar::decode(const i32* code, size_t size, bool whole) {
-    const i32 *end = code + size, n_terms = code[0], n_rules = code[1], start = code[2];
-    const i32 *roots = code + 3, *at = roots + n_rules;
+// the text of literals and words, whose args are lengths. An arg that is a term is its number, or ~length of a literal.
+void Grammar::decode(const i32* source, size_t size, bool whole) {
+    std::vector<i32> code(source, source + size);
+    i32 *end = code.data() + size, n_terms = code[0], n_rules = code[1], start = code[2];
+    i32 *roots = code.data() + 3, *at = roots + n_rules;
     std::vector<Term> terms;
-    terms.reserve(size_t(n_terms));
+    terms.reserve(2 * size_t(n_terms));
     for (i32 i = 0; i < n_terms && at + 1 < end; i++) {
-        bool literal = (at[0] & 255) == kLitCode;
         terms.push_back({at[0] & 255, at + 2, at[1], at[0] >= 256});
-        at += literal ? 2 : 2 + at[1];
+        at += 2 + at[1];
     }
-    for (auto& t : terms) {
-        if (t.code != kLitCode && t.code != kWordsCode) continue;
-        t.text = at, t.length = t.code == kLitCode ? t.n : std::accumulate(t.args, t.args + t.n, i32(0));
-        at += t.length;
+    if (i32(terms.size()) != n_terms || at > end) throw Invalid("a damaged grammar code");
+    for (i32 i = 0; i < n_terms; i++) {
+        Term& t = terms[size_t(i)];
+        i32 *arg = t.args, *stop = t.args + t.n;
+        switch (t.code) {
+        case kLitCode:
+        case kWordsCode:
+            t.text = at, t.length = std::accumulate(arg, stop, i32(0));
+            at += t.length;
+            continue;
+        case kRepCode: stop = arg + 1; break;
+        case kPickCode: arg += 3; break;
+        case kSeqCode:
+        case kAltCode:
+        case kBothCode:
+        case kNotCode:
+        case kJsonCode: break;
+        default: continue;
+        }
+        for (; arg < stop; arg++) {
+            if (*arg >= 0) continue;
+            i32 length = ~*arg;
+            *arg = i32(terms.size());
+            terms.push_back({kLitCode, nullptr, 0, true, at, length});
+            at += length;
+        }
     }
-    if (i32(terms.size()) != n_terms || at != end) throw Invalid("a damaged grammar code");
+    if (at != end) throw Invalid("a damaged grammar code");
     Terms& store = store_->terms;
     std::vector<i32> regular(terms.size(), -1), built(terms.size(), -1);
 
@@ -105,11 +127,16 @@ void Grammar::decode(const i32* code, size_t size, bool whole) {
     for (auto& t : terms) bytewise_ &= writable(t, *store_);
     std::vector<i32> pending;  // Ref rules to be joined with their roots
     auto add = [&](Rule r) { rules_.push_back(std::move(r)); return i32(rules_.size()) - 1; };
+    std::unordered_map<i32, i32> term_rules;
     auto term_rule = [&](i32 node) {
-        Rule r;
-        r.term = node;
-        r.nullable = store[node].nullable;
-        return add(std::move(r));
+        auto [known, fresh] = term_rules.emplace(node, i32(rules_.size()));
+        if (fresh) {
+            Rule r;
+            r.term = node;
+            r.nullable = store[node].nullable;
+            add(std::move(r));
+        }
+        return known->second;
     };
     auto is_leaf = [&](i32 i) {  // one term, whose states are shared by all grammars
         const Term& t = terms[i];

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from array import array
-from collections import defaultdict
+from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,6 @@ _FORCED = (ctypes.c_char * 256, ctypes.c_char * MAX_FORCED)  # most are short; t
 _FLAGS = c_uint8 * 256
 _OPS = {"empty": 0, "nothing": 1, "lit": 2, "chars": 3, "seq": 4, "alt": 5, "rep": 6, "ref": 7, "both": 8, "not": 9, "json": 10, "pick": 11, "words": 12,
         "compare": 13, "multiple": 14}  # fmt: skip
-_LIT = 256 + _OPS["lit"]
 _UTF_32 = f"utf-32-{sys.byteorder[0]}e"
 _HERE = Path(__file__).parent
 
@@ -153,63 +153,78 @@ class NativeAutomaton:
 def encode(source: GrammarSource) -> array[int]:
     """The flat code that load.cpp reads: counts, the start rule, the term of each rule, a record a term, the text of the literals.
 
-    A record is [op, + 256 if regular][count][args...]. The args of a literal stand in the text, in the order of the records; those of
-    words are their lengths, and they stand there too."""
+    A record is [op, + 256 if regular][count][args...], and an arg that is a term is its number, or ~length of a literal. What literals
+    and words say stands in the text, in that order; the args of words are their lengths."""
     rules = {name: n for n, name in enumerate(source.rules)}
     if source.start not in rules:
         raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
     order = list({id(root): root for root in source.rules.values()}.values())
-    index = defaultdict[int, int](count().__next__)  # by identity, which costs no hashing; what is equal twice is only written twice
-    head = [0, len(rules), rules[source.start], *[index[id(root)] for root in source.rules.values()]]
+    index = {id(term): n for n, term in enumerate(order)}  # by identity, which costs no hashing; what is equal twice is only written twice
     records: list[int] = []
     texts: list[str] = []
-    write = records.append
+    write, number, say = records.append, index.get, texts.append
     for term in order:  # grows as terms are met
         op, args = term.op, term.args
-        if op == "lit":
-            texts.append(args[0])
-            records += (_LIT, len(args[0]))
-            continue
-        write(_OPS[op] + (256 if term.regular else 0))
-        write(2 * len(args) if op == "chars" else len(args))
-        if op == "ref":
-            if args[0] not in rules:
-                raise GrammarError(f"a rule uses a rule {args[0]!r} that does not exist", place=args[0])
-            write(rules[args[0]])
-            continue
-        if op == "chars":
-            records += chain.from_iterable(args)
-            continue
-        if op == "compare" or op == "multiple":
-            code = _compare_code(*args) if op == "compare" else _multiple_code(*args)
-            records[-1] = len(code)
-            records += code
-            continue
-        if op == "words":
-            texts += args
-            records += map(len, args)
-            continue
-        if op == "pick":
-            records += [-1 if n is None else n for n in args[:3]]
-        kids = args[:1] if op == "rep" else args[3:] if op == "pick" else args
-        numbers = [index[id(kid)] for kid in kids]
-        records += numbers
-        if len(index) > len(order):  # some are new, and have the next numbers
-            for kid, n in zip(kids, numbers, strict=True):
-                if n == len(order):
-                    order.append(kid)
+        code = _OPS[op] + 256 if term.regular else _OPS[op]
+        if op in _JOINTS:
+            kids = args
+            records += (code, len(args))
+        elif op == "pick":
+            kids = args[3:]
+            records += (code, len(args), *[-1 if n is None else n for n in args[:3]])
+        elif op == "rep":
+            kids = args[:1]
+            records += (code, 3)
+        else:
+            kids = ()
+            data = _DATA[op](args, rules, texts)
+            records += (code, len(data), *data)
+        for kid in kids:
+            if kid.op == "lit":
+                text = kid.args[0]
+                say(text)
+                write(~len(text))
+                continue
+            n = number(id(kid))
+            if n is None:
+                n = index[id(kid)] = len(order)
+                order.append(kid)
+            write(n)
         if op == "rep":
             records += [-1 if n is None else n for n in args[1:]]
-    head[0] = len(order)
-    flat = array("i", head)
+    flat = array("i", [len(order), len(rules), rules[source.start], *[index[id(root)] for root in source.rules.values()]])
     flat.extend(records)
     flat.frombytes("".join(texts).encode(_UTF_32))
     return flat
 
 
-def _compare_code(negative: bool, whole: str, point: str, wanted: int, state: object) -> list[int]:
+_JOINTS = frozenset(("seq", "alt", "both", "not", "json"))
+"""Made of terms alone."""
+
+
+def _listed(args: tuple[str, ...], rules: dict[str, int], texts: list[str]) -> list[int]:
+    texts += args
+    return [*map(len, args)]
+
+
+def _referred(args: tuple[str], rules: dict[str, int], texts: list[str]) -> list[int]:
+    if args[0] not in rules:
+        raise GrammarError(f"a rule uses a rule {args[0]!r} that does not exist", place=args[0])
+    return [rules[args[0]]]
+
+
+def _compared(args: tuple[Any, ...], rules: dict[str, int], texts: list[str]) -> list[int]:
+    negative, whole, point, wanted, _ = args
     return [wanted, negative, len(whole), *map(int, whole + point)]
 
 
-def _multiple_code(modulus: int, places: int, wanted: bool, state: object) -> list[int]:
+def _multiplied(args: tuple[Any, ...], rules: dict[str, int], texts: list[str]) -> list[int]:
+    modulus, places, wanted, _ = args
     return [*divmod(modulus, 1 << 31), places, wanted]
+
+
+_DATA: dict[str, Callable[[Any, dict[str, int], list[str]], list[int]]] = {
+    "empty": lambda *_: [], "nothing": lambda *_: [], "lit": _listed, "words": _listed, "ref": _referred,
+    "chars": lambda args, *_: [*chain.from_iterable(args)], "compare": _compared, "multiple": _multiplied,
+}  # fmt: skip
+"""The args of a term without terms inside. What it says is added to the texts."""

@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 from typing import Any, cast
 
 from ..errors import GrammarError, LimitError
-from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, ref, rep, seq, words
+from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, pick, ref, rep, seq, words
 from . import numbers
 from .document import FALSE, Document, Literal
 from .facts import (
@@ -30,7 +30,7 @@ from .facts import (
     kind_of,
 )  # fmt: skip
 from .keywords import ENFORCE, joined_alternatives
-from .lists import Member, Need, in_order, needy, picked, repeated
+from .lists import Member, Need, needy, partitions, picked, repeated
 from .logic import Solver
 from .style import Style, style
 
@@ -44,6 +44,7 @@ SCALARS: dict[Any, Term] = {
     "null": lit("null"),
 }
 MAX_CLASSES = 64
+MAX_WITNESSES = 5
 _BEYOND_TYPE = ENFORCE.keys() - {"type"}
 _BEYOND_PLAIN_OBJECT = ENFORCE.keys() - {"type", "properties", "required", "additionalProperties"}
 _BEYOND_PLAIN_ARRAY = ENFORCE.keys() - {"type", "items"}
@@ -85,14 +86,6 @@ class Emitter:
                     raise
                 raise type(error)(f"{error} (in the schema at {self._place or '#'})", place=self._place) from error
             self.rules[name] = term
-
-    def add_rule(self, term: Term) -> Term:
-        """A reference to a new rule with that term; short terms are not worth one."""
-        if term.op not in ("seq", "alt"):
-            return term
-        name = f"r{len(self.rules)}.{len(self._todo)}"
-        self.rules[name] = term
-        return ref(name)
 
     def value(self, node: Node, depth: int = 0) -> Term:
         """The term of a value that satisfies `node`; NOTHING if there is none."""
@@ -311,7 +304,7 @@ class Emitter:
             self.document.refuse("minProperties", self._place, why)
             lo = counted
         if facts.undeclared_witnesses:
-            return self._object_with_witnesses(facts, members, lo, hi, depth)
+            return self._object_with_witnesses(facts, members, hi, depth)  # `lo` is no more than they are
         body = picked(members, extra, separator, lo, hi, facts.required)
         return self.style.enclose("{}", body, lo == 0 and needed == 0, depth)
 
@@ -401,20 +394,19 @@ class Emitter:
             terms.append(self._names_term(names.literals))
         return both(*terms)
 
-    def _object_with_witnesses(self, facts: ObjectFacts, members: list[Member], lo: int, hi: int | None, depth: int) -> Term:
-        inner, witnesses = self.style.deeper(depth), facts.undeclared_witnesses
-
-        def item(index: int, met: frozenset[int], unmet: frozenset[int]) -> Term:
-            names = tuple(witnesses[i][0] for i in sorted(met))
-            values = frozenset(witnesses[i][1] for i in met if witnesses[i][1])
-            return self._extra(facts, inner, names, values)
-
-        def extras(count: int) -> Term:
-            needs = [Need() for _ in witnesses]
-            return needy(item, count, self.style.item(depth), needs, lo, hi, 0, self.rules.__setitem__, f"w{len(self.rules)}")
-
-        body = in_order(members, extras, self.style.item(depth), lo, hi, self.add_rule)
-        return self.style.enclose("{}", body, False, depth)
+    def _object_with_witnesses(self, facts: ObjectFacts, members: list[Member], hi: int | None, depth: int) -> Term:
+        """One property may satisfy several needs, so each way to divide the needs among properties is a list of its own."""
+        inner, witnesses, extra = self.style.deeper(depth), facts.undeclared_witnesses, self._extra(facts, self.style.deeper(depth))
+        if len(witnesses) > MAX_WITNESSES:
+            why = f"the object needs more than {MAX_WITNESSES} undeclared properties that satisfy something"
+            raise LimitError(why)
+        ways = []
+        for groups in partitions(witnesses):
+            found = [self._extra(facts, inner, tuple([names for names, _ in group]), frozenset([v for _, v in group if v])) for group in groups]
+            if NOTHING not in found:
+                items = [*[(member.term, member.required) for member in members], *[(term, True) for term in found]]
+                ways.append(pick(items, self.style.item(depth), extra, 0, hi))
+        return self.style.enclose("{}", alt(*ways), False, depth)
 
 
 @cache

@@ -4,15 +4,17 @@ The bodies made here hold at least one member and stand without brackets; `start
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, combinations
+from typing import TypeVar
 
 from ..errors import LimitError
 from ..grammar import EMPTY, NOTHING, Term, alt, pick, ref, rep, seq
 
 MAX_STATES = 4_000
+T = TypeVar("T")
 
 
 def repeated(item: Term, separator: Term, lo: int, hi: int | None, started: bool) -> Term:
@@ -32,33 +34,6 @@ class Member:
     name: str
     term: Term
     required: bool = False
-
-
-def in_order(
-    members: list[Member],
-    extras: Callable[[int], Term],
-    separator: Term,
-    lo: int,
-    hi: int | None,
-    share: Callable[[Term], Term],
-) -> Term:
-    """Members in the given order, then `extras(n)` after n of them (more members, to `lo`..`hi` in all).
-
-    `share` names a term by a rule, so that a tail that two ways lead to is written once: the size stays linear."""
-    top = max(lo, 1) if hi is None else len(members)  # counts from there on need not be told apart
-    if len(members) * min(top, len(members)) > MAX_STATES:
-        raise LimitError(f"the number of properties can be bounded only among fewer than {len(members)} of them")
-    tails = [extras(n) if hi is None or n <= hi else NOTHING for n in range(min(len(members), top) + 1)]
-    for index in range(len(members) - 1, -1, -1):
-        member, shared = members[index], index > 0 and not members[index - 1].required
-        row = []
-        for n in range(min(index, top) + 1):
-            tail = seq(separator if n else EMPTY, member.term, tails[min(n + 1, top)])
-            if not member.required:
-                tail = alt(tail, tails[n])
-            row.append(share(tail) if shared else tail)
-        tails = row
-    return tails[0]
 
 
 def picked(members: list[Member], extra: Term, separator: Term, lo: int, hi: int | None, order: Iterable[str] = ()) -> Term:
@@ -145,3 +120,14 @@ def needy(
 
 def subsets(items: list[int]) -> Iterator[frozenset[int]]:
     return map(frozenset, chain.from_iterable(combinations(items, n) for n in range(len(items) + 1)))
+
+
+def partitions(items: Sequence[T]) -> Iterator[list[tuple[T, ...]]]:
+    """Every way to divide `items` into groups."""
+    if not items:
+        yield []
+        return
+    for groups in partitions(items[1:]):
+        yield [(items[0],), *groups]
+        for i, group in enumerate(groups):
+            yield [*groups[:i], (items[0], *group), *groups[i + 1 :]]

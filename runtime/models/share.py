@@ -28,20 +28,19 @@ class Share:
 
 
 def shares(shape: ModelConfig, size: int, block: int = 1) -> tuple[Share, ...]:
-    """One for each rank, as even as can be, the larger first. `block`: intermediate numbers that must stay together.
+    """One for each rank. `block`: intermediate numbers that must stay together.
 
     Raises ConfigError where the model has too few heads."""
     if size > shape.n_kv_heads:
         raise ConfigError(f"tensor_parallel_size={size}: this model has {shape.n_kv_heads} KV heads, which are not divided; at most as many")
     if size > -(-shape.intermediate_size // block):
         raise ConfigError(f"tensor_parallel_size={size}: {shape.intermediate_size} intermediate numbers in blocks of {block} are too few")
-    ids = -(-shape.vocab_size // size)  # of every rank but the last, which may have fewer
-    cuts = (_cut(shape.n_kv_heads, size), _cut(shape.intermediate_size, size, block), _cut(shape.vocab_size, size, ids))
+    cuts = (runs(shape.n_kv_heads, size), runs(shape.intermediate_size, size, block), runs(shape.vocab_size, size))
     return tuple(Share(rank, size, *parts) for rank, parts in enumerate(zip(*cuts, strict=True)))
 
 
-def _cut(total: int, size: int, block: int = 1) -> list[range]:
-    """0..total in `size` runs that begin at multiples of `block`."""
+def runs(total: int, size: int, block: int = 1) -> list[range]:
+    """0..total in `size` runs that begin at multiples of `block`, as even as can be, the longer first."""
     least, more = divmod(-(-total // block), size)
     borders = [min((rank * least + min(rank, more)) * block, total) for rank in range(size + 1)]
     return [range(begin, end) for begin, end in pairwise(borders)]
@@ -58,5 +57,5 @@ class Ranks(Protocol):
         ...
 
     def gather(self, x: Tensor, total: int) -> Tensor | None:
-        """The x (R, ids of that rank) of all ranks side by side, (R, total), on rank 0; None on the others."""
+        """The x (R, n of that rank, by `runs`) of all ranks side by side, (R, total), on rank 0; None on the others."""
         ...

@@ -97,8 +97,8 @@ class Children:
                 channel.say(stop=True)
                 channel.socket.shutdown(socket.SHUT_WR)
         for process, _ in self._ranks.values():
-            if self._failure is not None:
-                process.kill()  # it may be waiting for the one that is lost
+            if self._failure is not None or self._watcher is None:
+                process.kill()  # it may be waiting for the one that is lost, or reading a model
             try:
                 process.wait(GRACE)
             except subprocess.TimeoutExpired:

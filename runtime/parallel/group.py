@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..models.share import Share
+from ..models.share import Share, runs
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 TIMEOUT = timedelta(seconds=60)  # for the slowest rank to come to the same point of a pass
@@ -52,13 +52,13 @@ class Group:
         return total.to(x.dtype)
 
     def gather(self, x: Tensor, total: int) -> Tensor | None:
-        width = -(-total // self.share.size)
-        own = torch.nn.functional.pad(x, (0, width - x.shape[1])).contiguous()
+        widths = [len(run) for run in runs(total, self.share.size)]
+        own = torch.nn.functional.pad(x, (0, widths[0] - x.shape[1])).contiguous()  # gathered are tensors of one shape
         options = dist.GatherOptions()  # rank 0 is the root
-        parts = [torch.empty_like(own) for _ in range(self.share.size)] if self.share.rank == 0 else []
+        parts = [torch.empty_like(own) for _ in widths] if self.share.rank == 0 else []
         with _lost():
             self._group.gather([parts] if parts else [], [own], options).wait()
-        return torch.cat(parts, dim=1)[:, :total].contiguous() if parts else None
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1) if parts else None
 
     def abort(self) -> None:
         """Lets go of a collective that waits for a rank that is lost. From any thread."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..interface import AttnMeta, DecoderWeights, Linear, PackedWeight, RopeTable
 from ..reference import ReferenceKernels
 from . import attention, rows
+from .plan import Work, plan
 from .sampler import TritonSampler
 
 BLOCK = 1024  # elements a program, where rows do not matter
@@ -25,7 +26,7 @@ class TritonKernels:
         self.activation_dtype = self.kv_dtype = getattr(torch, chosen)
         self.why = f"Triton kernels, {chosen}" + (", interpreted: exact, and thousands of times slower than compiled" if self.interpreted else "")
         self._torch = ReferenceKernels(self.why, self.activation_dtype)
-        self._planned: tuple[AttnMeta, attention.Work] | None = None  # all layers of a pass have the same
+        self._planned: tuple[AttnMeta, Work] | None = None  # all layers of a pass have the same
 
     def linear(self, x: Tensor, w: Linear) -> Tensor:
         return self._torch.linear(x, w)
@@ -62,7 +63,7 @@ class TritonKernels:
 
     def attention(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, meta: AttnMeta, scale: float) -> Tensor:
         if self._planned is None or self._planned[0] is not meta:
-            self._planned = meta, attention.plan(meta, q.shape[1] // pool_k.shape[1], q.device)
+            self._planned = meta, plan(meta, q.shape[1] // pool_k.shape[1], q.device, fold=attention.folds(q.shape[2]))
         return attention.attend(q.contiguous(), pool_k, pool_v, self._planned[1], scale, wide=self.interpreted)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:

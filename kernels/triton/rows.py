@@ -42,9 +42,11 @@ def rope(q, k, positions, cos, sin, H, G, D, half, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rounded(x, TO: tl.constexpr):
-    """To the nearest number of the type; in float16 to its largest rather than to infinity."""
+    """To the nearest number of the type; in float16 and float8 to its largest rather than to infinity or NaN."""
     if tl.float16 == TO:
         x = tl.clamp(x.to(tl.float32), -65504.0, 65504.0)
+    if tl.float8e4nv == TO:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
     return x.to(TO, fp_downcast_rounding="rtne") if x.dtype.primitive_bitwidth > TO.primitive_bitwidth else x.to(TO)
 
 

@@ -12,6 +12,8 @@ from .checks import CHECKS, DATA, IN_PLACE, MAPS, REFERENCES
 NOT_ENFORCED = "; not enforced"
 """How the warning ends about a keyword that was refused, but the caller is lenient."""
 MAX_SCHEMAS = 100_000
+_LISTS = frozenset(("type", "enum", "required"))
+"""Keywords whose list is no list of schemas."""
 OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3467]/")
 
 FALSE = 1
@@ -71,37 +73,38 @@ class Document:
             raise GrammarError(f"not a schema at {place or '#'}: an object or a boolean is due, not {describe(schema)}", place=place)
         if not schema:
             return 0
+        content: list[tuple[Any, ...]] | None = []
         for keyword, value in schema.items():
-            if check := CHECKS.get(keyword):
-                if wrong := check(value):
-                    place = self._pointer(where)
-                    raise GrammarError(f"{keyword!r} at {place or '#'} {wrong}, not {describe(value)}", place=f"{place}/{keyword}")
+            check = CHECKS.get(keyword)
+            if check is None:
+                continue
+            if wrong := check(value):
+                place = self._pointer(where)
+                raise GrammarError(f"{keyword!r} at {place or '#'} {wrong}, not {describe(value)}", place=f"{place}/{keyword}")
+            if content is not None:
+                kind = type(value)
+                if kind is list and keyword in _LISTS:
+                    content.append((keyword, list, *[(type(item), item) for item in value]))
+                elif kind is dict or kind is list or keyword in REFERENCES and self.embedded_ids:
+                    content = None
+                else:
+                    content.append((keyword, kind, value))
         if self._reference_alone and "$ref" in schema and len(schema) > 1:
             return self._alone(schema, self._pointer(where))
-        content = self._content(schema)
-        if content is not None:
-            number = self._contents.setdefault(content, len(self.schemas))
-            if number < len(self.schemas):
-                self.numbers[id(schema)] = number  # the root keeps the schema alive
-                return 2 * number
+        if content is not None and (number := self._alike(content)) is not None:
+            self.numbers[id(schema)] = number  # the root keeps the schema alive
+            return 2 * number
         return self._add(schema, where)
 
-    def _content(self, schema: dict[str, Any]) -> frozenset[Any] | None:
-        """Equal for schemas that say the same; None if that takes a look into other schemas.
+    def _alike(self, content: list[tuple[Any, ...]]) -> int | None:
+        """The number of an earlier schema with that content: one that takes no look into other schemas.
 
         So the same small schema is one literal wherever it stands, and `not` it is seen to contradict it."""
-        parts = []
-        for keyword, value in schema.items():
-            if keyword in CHECKS:
-                if type(value) is list and keyword in ("type", "enum", "required"):
-                    value = tuple([(type(item), item) for item in value])
-                elif type(value) in (dict, list) or keyword in REFERENCES and self.embedded_ids:
-                    return None
-                parts.append((keyword, type(value), value))
         try:
-            return frozenset(parts)
+            number = self._contents.setdefault(frozenset(content), len(self.schemas))
         except TypeError:  # an enum of arrays or objects
             return None
+        return number if number < len(self.schemas) else None
 
     def refers_alone(self, schema: dict[str, Any]) -> bool:
         """Whether a schema is nothing but a $ref, and what that means is the same all over the document."""

@@ -295,7 +295,7 @@ class Emitter:
         lo, hi = facts.lo, facts.hi
         if hi is not None and extra.op == "nothing" and hi >= len(members):
             hi = None
-        needed = sum(member.required for member in members)
+        needed = len([member for member in members if member.required])
         if lo <= needed:
             lo = 0
         counted = 1 + (needed if facts.undeclared_witnesses else len(members))  # undeclared names may be equal: together they count as one

@@ -18,7 +18,7 @@ from .document import FALSE, NOT_ENFORCED, Document, Held, Literal
 from .facts import ANY_KIND, ARRAY, FACTS, KINDS, OBJECT, STRING, Facts, Names, Node, ObjectFacts, StringFacts, kind_of
 from .keywords import DENY, ENFORCE
 from .match import matches
-from .state import UNDECLARED, Alternative, Choice, State, type_bits
+from .state import UNDECLARED, Alternative, Choice, Enforcer, State, type_bits
 from .tags import Tags, apart
 from .unevaluated import settle
 
@@ -38,6 +38,7 @@ class Solver:
         self.steps = 0
         self._solved: dict[tuple[Node, int], list[Facts]] = {}
         self._kinds: dict[Literal, int] = {0: ANY_KIND, FALSE: 0}
+        self._asserted: dict[tuple[int, int], list[tuple[Enforcer, Any]]] = {}
         self._denied: dict[tuple[int, int], Choice | None] = {}
         self._patterns: dict[str, Term] = {}
         self._values: dict[int, tuple[Any, Literal]] = {}
@@ -234,7 +235,8 @@ class Solver:
         seen, kind = state.seen, state.facts.kind
         if literal == 0 or literal in seen:
             return True
-        if literal ^ 1 in seen or not self.kinds_of(literal) & kind:
+        kinds = self._kinds.get(literal)
+        if literal ^ 1 in seen or not (self.kinds_of(literal) if kinds is None else kinds) & kind:
             return False
         seen.add(literal)
         self.steps += 1
@@ -247,14 +249,19 @@ class Solver:
             ways = self._ways_to_deny(number, kind)
             if ways is None:
                 return True
-            if len(ways) == 1:
-                return all(self.assume(state, way) for way in ways[0])
-            state.choices.append(ways)
-            return bool(ways)
-        enforce = self._enforce
-        for keyword, value in self.document.schemas[number].items():
-            entry = enforce.get(keyword)
-            if entry and entry[0] & kind and entry[1](self, state, number, value) is False:
+            if len(ways) != 1:
+                state.choices.append(ways)
+                return bool(ways)
+            for way in ways[0]:
+                if not self.assume(state, way):
+                    return False
+            return True
+        asserted = self._asserted.get((number, kind))
+        if asserted is None:
+            entries = [(self._enforce.get(keyword), value) for keyword, value in self.document.schemas[number].items()]
+            asserted = self._asserted[number, kind] = [(entry[1], value) for entry, value in entries if entry and entry[0] & kind]
+        for enforce, value in asserted:
+            if enforce(self, state, number, value) is False:
                 return False
         return True
 

@@ -28,7 +28,7 @@ GRACE = 5.0  # seconds for a rank to leave when it is told to, and for news of o
 
 
 class Children:
-    """All ranks but 0. After the first that ends unasked there is no engine any more; `check` and `why` say which it was, and how."""
+    """All ranks but 0. After the first that ends unasked there is no engine any more; `check` and `give_up` say which it was, and how."""
 
     def __init__(self, files: ModelFiles, config: EngineConfig) -> None:
         """Starts them. They read the model while this returns."""
@@ -82,12 +82,15 @@ class Children:
         if self._failure is not None:
             raise EngineClosedError(self._failure)
 
-    def why(self, error: Exception) -> EngineClosedError:
-        """What `error`, of a pass, comes from: a rank that ended, or one that did not answer, or this one."""
-        if not isinstance(error, RankLost | EOFError):
-            return EngineClosedError(f"rank 0 of {self._size} failed: {error}")
-        self._failed.wait(GRACE)
-        return EngineClosedError(self._failure or f"the other ranks did not answer within {TIMEOUT.total_seconds():g} s: {error}")
+    def give_up(self, error: BaseException) -> EngineClosedError:
+        """For a pass that did not come to its end here: what it comes from, which `check` says from now on."""
+        if isinstance(error, RankLost | EOFError):
+            self._failed.wait(GRACE)
+            reason = f"the other ranks did not answer within {TIMEOUT.total_seconds():g} s: {error}"
+        else:
+            reason = f"rank 0 of {self._size} left a pass: {str(error) or type(error).__name__}"
+        self._failure = self._failure or reason
+        return EngineClosedError(self._failure)
 
     def close(self) -> None:
         """Tells them to leave, and sees to it. Twice is once."""

@@ -68,7 +68,10 @@ class ParallelRunner:
             self.children.send(batch.inputs)
             return self.inner.forward(batch)
         except Exception as error:
-            raise self.children.why(error) from error
+            raise self.children.give_up(error) from error
+        except BaseException as error:  # Ctrl-C
+            self.children.give_up(error)
+            raise
 
     def mask_logits(self, logits: Tensor, bits: Tensor) -> None:
         self.inner.mask_logits(logits, bits)

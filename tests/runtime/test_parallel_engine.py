@@ -125,14 +125,19 @@ def test_answers_are_those_of_one_rank():
     assert json.loads(wanted["json"][1]).keys() == {"city", "people"}
 
 
-def test_requests_that_give_way_resume_with_the_answer_of_one_rank(tmp_path, embedded_model):
-    """A small random model, and a pool with room for a third of what is asked."""
+def random_model(folder) -> dict[str, str]:
+    """Options that open a small one, with the tokenizer of the embedded model."""
     torch.manual_seed(5)
     shape = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
     transformers.AutoModelForCausalLM.from_config(
         transformers.LlamaConfig(vocab_size=49152, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2, **shape)
-    ).save_pretrained(tmp_path)
-    options = {"model_path": str(tmp_path), "tokenizer_path": str(embedded_model.gguf), "max_total_tokens": 300}
+    ).save_pretrained(folder)
+    return {"model_path": str(folder), "tokenizer_path": str(resolve("smollm2-135m").gguf)}
+
+
+def test_requests_that_give_way_resume_with_the_answer_of_one_rank(tmp_path):
+    """A pool with room for a third of what is asked."""
+    options = {**random_model(tmp_path), "max_total_tokens": 300}
     out = []
     for ranks in (1, 2):
         engine = open_engine(ranks, **options)
@@ -195,6 +200,30 @@ def test_a_rank_that_dies_idle_is_noticed_by_the_next_step():
         engine.close()
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()])
+def test_a_pass_that_ends_in_the_middle_is_the_last(error, monkeypatch, tmp_path):
+    """The other rank is somewhere in it: what it would add to the next pass belongs to this one."""
+    engine = open_engine(2, **random_model(tmp_path))
+    try:
+        ask(engine, GenerateRequest("before", "Once", greedy(2)))
+        kernels, done = engine.runner.inner.kernels, []
+
+        def fail(self, gate, up):
+            done.append(1)
+            raise error
+
+        monkeypatch.setattr(type(kernels), "silu_mul", fail)
+        engine.submit(GenerateRequest("r", "Once more", greedy(2)))
+        with pytest.raises((EngineClosedError, KeyboardInterrupt)):
+            engine.step()
+        assert done == [1]
+        monkeypatch.undo()
+        with pytest.raises(EngineClosedError, match="rank 0 of 2 left a pass: (no room|KeyboardInterrupt)"):
+            engine.step()
+    finally:
+        engine.close()
+
+
 def test_no_rank_outlives_the_engines_process():
     code = (
         "import time; from ramet.runtime.engine import Engine; from ramet.runtime.config import EngineConfig;"
@@ -208,7 +237,7 @@ def test_no_rank_outlives_the_engines_process():
     wait_for(lambda: not running(pid), 5.0)
 
 
-def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch, embedded_model):
+def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch):
     monkeypatch.setattr(children, "sys", SimpleNamespace(executable="/bin/false"))
     with pytest.raises(EngineClosedError, match="rank 1 of 2 .* ended with status 1"):
         open_engine(2)

@@ -11,18 +11,21 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelError", "get_kernels"]
 
-# Peers by name, each the module whose `open_peer(device, dtype, threads)` makes it or raises KernelError; fastest first.
+# Peers by name, each the module whose `open_peer(device, dtype, threads, deterministic=)` makes it or raises KernelError; fastest first.
 PEERS = {"cpu": ".cpu", "triton": ".triton", "reference": ".reference"}
 RUNS_ON = {"cpu": ("cpu", "reference", "triton"), "cuda": ("triton", "reference")}  # the reference runs always; triton on a CPU is for tests
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def get_kernels(device: str = "auto", choice: str = "auto", dtype: str = "auto", threads: int | None = None) -> Kernels:
+def get_kernels(
+    device: str = "auto", choice: str = "auto", dtype: str = "auto", threads: int | None = None, *, deterministic: bool = False
+) -> Kernels:
     """The peer called `choice`, or with "auto" the fastest that runs on `device`; its `why` says in a line how it was chosen.
 
     dtype "float32": exact results, packed weights expanded; "bfloat16" or "float16": that KV cache and 8-bit activations
     against packed weights; "auto": the fastest. threads: None for all cores that this process may use.
-    Raises KernelError: an unknown name, or a peer asked for by name that cannot run here.
+    deterministic: a row's bits depend on no other row of its batch; the cpu peer's never do, on a GPU it costs speed.
+    Raises KernelError: an unknown name, a peer asked for by name that cannot run here, or none that is deterministic.
     """
     device = _device(device)
     if dtype not in DTYPES:
@@ -36,7 +39,7 @@ def get_kernels(device: str = "auto", choice: str = "auto", dtype: str = "auto",
     missed: list[str] = []
     for name in (choice,) if choice != "auto" else RUNS_ON[device]:
         try:
-            peer: Kernels = importlib.import_module(PEERS[name], __package__).open_peer(device, dtype, threads)
+            peer: Kernels = importlib.import_module(PEERS[name], __package__).open_peer(device, dtype, threads, deterministic=deterministic)
         except KernelError as error:
             if choice != "auto":
                 raise
@@ -45,7 +48,7 @@ def get_kernels(device: str = "auto", choice: str = "auto", dtype: str = "auto",
         reason = "asked for by name" if choice != "auto" else "; ".join(missed) or f"the fastest for {device}"
         peer.why = f"{peer.why}: {reason}"
         return peer
-    raise AssertionError("the reference runs everywhere")
+    raise KernelError("; ".join(missed))  # the reference runs everywhere, but is not deterministic
 
 
 def _device(device: str) -> str:

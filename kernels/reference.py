@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .blocks import dequantize
+from .errors import KernelError
 from .interface import AttnMeta, DecoderWeights, Linear, PackedWeight, RopeTable
 
 
@@ -25,7 +26,8 @@ class ReferenceKernels:
         self.kv_dtype = dtype
         self._expanded: WeakKeyDictionary[PackedWeight, Tensor] = WeakKeyDictionary()
 
-    def _matrix(self, weight: Tensor | PackedWeight) -> Tensor:
+    def matrix(self, weight: Tensor | PackedWeight) -> Tensor:
+        """The weight as a plain (out, in) tensor of the activations' type."""
         if isinstance(weight, Tensor):
             return weight.to(self.activation_dtype)
         kept = self._expanded.get(weight)
@@ -35,7 +37,7 @@ class ReferenceKernels:
 
     def linear(self, x: Tensor, w: Linear) -> Tensor:
         bias = None if w.bias is None else w.bias.to(x.dtype)
-        return torch.nn.functional.linear(x, self._matrix(w.weight).to(x.dtype), bias)
+        return torch.nn.functional.linear(x, self.matrix(w.weight).to(x.dtype), bias)
 
     def embed(self, ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
         if isinstance(table, PackedWeight):
@@ -130,8 +132,11 @@ def _merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack([mixed for mixed, _ in parts]).mul(share).sum(0)
 
 
-def open_peer(device: str, dtype: str, threads: int | None) -> ReferenceKernels:
-    """The reference for `get_kernels`. Threads are torch's own and belong to the process: a number given sets it for all of it."""
+def open_peer(device: str, dtype: str, threads: int | None, *, deterministic: bool) -> ReferenceKernels:
+    """The reference for `get_kernels`. Threads are torch's own and belong to the process: a number given sets it for all of it.
+    Raises KernelError where bits must not depend on the batch."""
+    if deterministic:
+        raise KernelError("the reference's products are torch's, whose bits depend on the number of rows: it cannot be deterministic")
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = torch.float32 if dtype == "auto" else getattr(torch, dtype)

@@ -4,6 +4,6 @@ from __future__ import annotations
 from .peer import CpuKernels
 
 
-def open_peer(device: str, dtype: str, threads: int | None) -> CpuKernels:
-    """The cpu peer for `get_kernels`. Raises KernelError without a compiler."""
+def open_peer(device: str, dtype: str, threads: int | None, *, deterministic: bool) -> CpuKernels:
+    """The cpu peer for `get_kernels`; it is deterministic in any case. Raises KernelError without a compiler."""
     return CpuKernels(dtype, threads)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .peer import TritonKernels
 
 
-def open_peer(device: str, dtype: str, threads: int | None) -> TritonKernels:
+def open_peer(device: str, dtype: str, threads: int | None, *, deterministic: bool) -> TritonKernels:
     """The triton peer for `get_kernels`. Raises KernelError where Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         raise KernelError("triton is not installed: pip install 'ramet[gpu]'")
@@ -20,7 +20,7 @@ def open_peer(device: str, dtype: str, threads: int | None) -> TritonKernels:
         _interpret()
     from .peer import TritonKernels
 
-    return TritonKernels(device, dtype)
+    return TritonKernels(device, dtype, deterministic=deterministic)
 
 
 def _interpret() -> None:

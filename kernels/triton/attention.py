@@ -83,7 +83,7 @@ def whole(
     if count == 0:
         return
     owner, start, stop = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
-    query, live, entry, row, head, position = _queries(q, rows, positions, tl.load(tile + 3), count, group, R, H, D, BLOCK_D, BLOCK_M)
+    query, live, _, row, head, position = _queries(q, rows, positions, tl.load(tile + 3), count, group, R, H, D, BLOCK_D, BLOCK_M)
     if WIDE:
         query = query.to(tl.float32)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -96,7 +96,7 @@ def whole(
         mean = tl.fma(mean, tl.broadcast_to(fade[:, None], (BLOCK_M, BLOCK_D)), own[:, None] * part)
     d = tl.arange(0, BLOCK_D)
     to = out + (row.to(tl.int64) * H + head)[:, None] * D + d[None, :]
-    tl.store(to, (mean / total[:, None]).to(out.dtype.element_ty), mask=live[:, None] & (d < D)[None, :])
+    tl.store(to, (mean / tl.where(live, total, 1.0)[:, None]).to(out.dtype.element_ty), mask=live[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def partials(
     begin = tl.load(tile + 1) + split * _SPLIT
     if (begin >= stop) | (count == 0):
         return
-    query, live, entry, row, head, position = _queries(q, rows, positions, tl.load(tile + 3), count, group, R, H, D, BLOCK_D, BLOCK_M)
+    query, live, entry, _, head, position = _queries(q, rows, positions, tl.load(tile + 3), count, group, R, H, D, BLOCK_D, BLOCK_M)
     if WIDE:
         query = query.to(tl.float32)
     end = tl.minimum(begin + _SPLIT, stop)

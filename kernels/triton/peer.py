@@ -8,6 +8,7 @@ from torch import Tensor
 from ..interface import AttnMeta, DecoderWeights, Linear, PackedWeight, RopeTable
 from ..reference import ReferenceKernels
 from . import attention, rows
+from .linear import linear
 from .plan import Work, plan
 from .sampler import TritonSampler
 
@@ -15,20 +16,26 @@ BLOCK = 1024  # elements a program, where rows do not matter
 
 
 class TritonKernels:
-    """Kernels in Triton. A row's bits do not depend on who else is in the pass: attention has one size of tile and of split."""
+    """Kernels in Triton. A row's bits do not depend on who else is in the pass, but for the products, which are cuBLAS's and depend on how
+    many rows there are; with `deterministic` they are Triton's too (linear.py), and slower."""
 
     name = "triton"
 
-    def __init__(self, device: str, dtype: str = "auto") -> None:
+    def __init__(self, device: str, dtype: str = "auto", *, deterministic: bool = False) -> None:
         self.device = torch.device(device)
         self.interpreted = self.device.type == "cpu"
+        self.deterministic = deterministic
         chosen = ("float32" if self.interpreted else "bfloat16") if dtype == "auto" else dtype
         self.activation_dtype = self.kv_dtype = getattr(torch, chosen)
         self.why = f"Triton kernels, {chosen}" + (", interpreted: exact, and thousands of times slower than compiled" if self.interpreted else "")
+        if deterministic:
+            self.why += ", deterministic"
         self._torch = ReferenceKernels(self.why, self.activation_dtype)
         self._planned: tuple[AttnMeta, Work] | None = None  # all layers of a pass have the same
 
     def linear(self, x: Tensor, w: Linear) -> Tensor:
+        if self.deterministic:
+            return linear(x, self._torch.matrix(w.weight), w.bias, wide=self.interpreted)
         return self._torch.linear(x, w)
 
     def embed(self, ids: Tensor, table: Tensor | PackedWeight) -> Tensor:

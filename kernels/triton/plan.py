@@ -79,8 +79,8 @@ class Work:
 def plan(
     meta: AttnMeta, per_group: int, device: torch.device, *, fold: bool = True, room: Sizes | None = None, tables: Tensor | None = None
 ) -> Work:
-    """The tiles of a pass, for `per_group` query heads a KV head. fold=False: no whole tiles. With `room` and `tables` (sequences, positions) on the device, larger
-    passes may follow in the same buffers (`fill`)."""
+    """The tiles of a pass, for `per_group` query heads a KV head. fold=False: no whole tiles. With `room` and `tables` (sequences, positions)
+    on the device, larger passes may follow in the same buffers (`fill`)."""
     lists, sizes = _lists(meta, per_group, fold)
     room = room or sizes
     buffer = torch.empty(sum(_lengths(room)), dtype=torch.int32, device=device)

@@ -89,3 +89,20 @@ def test_dtypes_reach_the_peer() -> None:
     assert get_kernels("cpu", "reference", "bfloat16").activation_dtype == torch.bfloat16
     assert cpu_kernels(dtype="float32").kv_dtype == torch.float32
     assert cpu_kernels(dtype="bfloat16").kv_dtype == torch.bfloat16
+
+
+def test_deterministic_peers() -> None:
+    """The cpu peer is in any case; the triton peer says so; the reference cannot be, so nothing falls back to it."""
+    assert get_kernels("cpu", "cpu", deterministic=True).name == cpu_kernels().name
+    with pytest.raises(KernelError, match="cannot be deterministic"):
+        get_kernels("cpu", "reference", deterministic=True)
+    pytest.importorskip("triton")
+    assert "deterministic" in get_kernels("cpu", "triton", deterministic=True).why
+
+
+def test_nothing_deterministic_is_an_error(no_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ramet.kernels
+
+    monkeypatch.setitem(ramet.kernels.RUNS_ON, "cpu", ("cpu", "reference"))
+    with pytest.raises(KernelError, match="no C\\+\\+ compiler.*cannot be deterministic"):
+        get_kernels("cpu", deterministic=True)

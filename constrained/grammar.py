@@ -125,6 +125,8 @@ def ref(rule_name: str) -> Term:
 
 def seq(*terms: Term) -> Term:
     """One after the other."""
+    if len(terms) == 2 and terms[1].op in _APART and (terms[0].op in _APART or terms[0].op == "lit"):
+        return Term("seq", terms, terms[0].regular and terms[1].regular)
     flat: list[Term] = []
     texts: list[str] = []  # of a run of literals, which become one
     for term in terms:
@@ -149,6 +151,10 @@ def seq(*terms: Term) -> Term:
     if len(flat) < 2:
         return flat[0] if flat else EMPTY
     return Term("seq", tuple(flat), all(part.regular for part in flat))
+
+
+_APART = frozenset(("chars", "words", "alt", "rep", "ref", "pick", "both", "not", "json", "compare", "multiple"))
+"""What no neighbour in a sequence is joined with."""
 
 
 def framed(before: str, term: Term, after: str = "") -> Term:

@@ -66,7 +66,7 @@ def _read(schema: Schema) -> tuple[str, Any]:
         raise GrammarError(f"the schema is not JSON: {error}") from error
     try:
         text.encode()
-        if "\\ud" in text or "\\uD" in text:
+        if "\\u" in text and ("\\ud" in text or "\\uD" in text):
             json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         _refuse_surrogates(parsed)

@@ -210,7 +210,7 @@ class Document:
 
     def _check_acyclic(self, start: int) -> None:
         """Refuses a schema that is applied to the very value that it is being applied to (Core 9.4.1)."""
-        if start in self._acyclic:
+        if start in self._acyclic or IN_PLACE.isdisjoint(self.schemas[start]):
             return
         path, open_now = [(start, iter(self._applied_in_place(start)))], {start}
         while path:
@@ -253,26 +253,38 @@ class Index:
         self.bases: dict[int, str] = {}
         self.ambiguous: set[str] = set()
         dynamic: set[str] = set()
-        todo: list[tuple[Any, str, str]] = [(root, "", "")]
+        todo: list[tuple[Any, Way, str]] = [(root, (), "")]
         while todo:
-            value, place, base = todo.pop()
+            value, way, base = todo.pop()
             if isinstance(value, list):
-                todo += [(item, f"{place}/{i}", base) for i, item in enumerate(value)]
-            if not isinstance(value, dict):
+                todo += [(item, (way, i), base) for i, item in enumerate(value) if type(item) in _NESTED]
                 continue
             for keyword in ("$id", "id"):
                 if isinstance(name := value.get(keyword), str):
                     full = joined(base, name)
-                    self.names.setdefault(full.removesuffix("#"), (value, place))
+                    self.names.setdefault(full.removesuffix("#"), (value, _pointer(way)))
                     base = full.split("#")[0]
                     break
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := value.get(keyword), str):
-                    self.names.setdefault(f"{base}#{name}", (value, place))
+                    self.names.setdefault(f"{base}#{name}", (value, _pointer(way)))
                     if keyword == "$dynamicAnchor":
                         (self.ambiguous if name in dynamic else dynamic).add(name)
             self.bases[id(value)] = base
-            todo += [(item, f"{place}/{escape(key)}", base) for key, item in value.items() if isinstance(key, str) and key not in DATA]
+            todo += [(item, (way, key), base) for key, item in value.items() if type(item) in _NESTED and key not in DATA]
+
+
+_NESTED = (dict, list)
+Way = tuple[Any, ...]
+"""(the way to what holds it, its key); () to the root. Written out only for what has a name."""
+
+
+def _pointer(way: Way) -> str:
+    parts = []
+    while way:
+        way, key = way
+        parts.append(escape(str(key)))
+    return "".join([f"/{part}" for part in reversed(parts)])
 
 
 def joined(base: str, reference: str) -> str:

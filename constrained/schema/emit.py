@@ -105,11 +105,17 @@ class Emitter:
             (literal,) = node
             if not literal & 1:
                 schema = self.document.schemas[literal >> 1]
+                if schema.get("type") == "object" and _BEYOND_PLAIN_OBJECT.isdisjoint(schema):
+                    return self._later(node, depth)
                 term = self._simple(schema) or self._union(literal >> 1, schema, depth)
                 if term is not None:
                     return term
         if not self.solver.kinds(node) & (ARRAY | OBJECT):
             return alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+        return self._later(node, depth)
+
+    def _later(self, node: Node, depth: int) -> Term:
+        """A reference to a rule that is written when those before it are."""
         name = f"n{len(self._terms)}"
         self._todo.append((name, node, depth))
         return ref(name)
@@ -326,7 +332,12 @@ class Emitter:
         known = self._pairs.get(key)
         if known is None:
             between = self.style.key
-            term = framed(text + between.args[0], value) if between.op == "lit" else seq(lit(text), between, value)
+            if between.op != "lit":
+                term = seq(lit(text), between, value)
+            elif value.op == "ref":
+                term = Term("seq", (Term("lit", (text + between.args[0],)), value), False)
+            else:
+                term = framed(text + between.args[0], value)
             known = self._pairs[key] = term, value  # which keeps the value alive, and so its id its own
         return known[0]
 

@@ -7,8 +7,8 @@ from json.encoder import encode_basestring
 from typing import Any, cast
 
 from ..errors import GrammarError, LimitError
-from ..grammar import ANY_CHAR, ANY_STRING, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, pick, ref, rep, seq, words
-from . import numbers
+from ..grammar import ANY_CHAR, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, pick, ref, rep, seq, words
+from . import numbers, plain
 from .document import FALSE, Document, Literal
 from .facts import (
     ARRAY,
@@ -29,26 +29,14 @@ from .facts import (
     exact,
     kind_of,
 )  # fmt: skip
-from .keywords import ENFORCE, joined_alternatives
+from .keywords import joined_alternatives
 from .lists import Member, Need, needy, partitions, picked, repeated
 from .logic import Solver
+from .plain import ANY_TEXT, QUOTE, SCALARS
 from .style import Style, style
 
-QUOTE = lit('"')
-ANY_TEXT = seq(QUOTE, json_string(ANY_STRING), QUOTE)
-SCALARS: dict[Any, Term] = {
-    "string": ANY_TEXT,
-    "integer": numbers.INTEGER,
-    "number": numbers.NUMBER,
-    "boolean": alt(lit("true"), lit("false")),
-    "null": lit("null"),
-}
 MAX_CLASSES = 64
 MAX_WITNESSES = 5
-_BEYOND_TYPE = ENFORCE.keys() - {"type"}
-_BEYOND_PLAIN_OBJECT = ENFORCE.keys() - {"type", "properties", "required", "additionalProperties"}
-_BEYOND_PLAIN_ARRAY = ENFORCE.keys() - {"type", "items"}
-"""What a plain schema has not."""
 ANY = frozenset[Literal]()
 
 
@@ -105,9 +93,9 @@ class Emitter:
             (literal,) = node
             if not literal & 1:
                 schema = self.document.schemas[literal >> 1]
-                if schema.get("type") == "object" and _BEYOND_PLAIN_OBJECT.isdisjoint(schema):
+                if plain.is_large(schema):
                     return self._later(node, depth)
-                term = self._simple(schema) or self._union(literal >> 1, schema, depth)
+                term = plain.scalar(schema) or plain.listed(schema) or self._union(literal >> 1, schema, depth)
                 if term is not None:
                     return term
         if not self.solver.kinds(node) & (ARRAY | OBJECT):
@@ -120,13 +108,6 @@ class Emitter:
         self._todo.append((name, node, depth))
         return ref(name)
 
-    # ---- plain schemas: most of all, and what the general way would write, at a fraction of its cost ------------------------------
-
-    def _simple(self, schema: dict[Any, Any]) -> Term | None:
-        """The term of a schema that only names a scalar type."""
-        kind = schema.get("type")
-        return SCALARS.get(kind) if type(kind) is str and _BEYOND_TYPE.isdisjoint(schema) else None
-
     def _union(self, number: int, schema: dict[Any, Any], depth: int) -> Term | None:
         """The term of a schema that is an anyOf, or a oneOf of schemas that exclude each other, and nothing else: theirs, side by side."""
         if not ("anyOf" in schema or "oneOf" in schema) or len(keywords := self.solver.keywords(schema)) != 1:
@@ -137,45 +118,18 @@ class Emitter:
         return alt(*[self.value(frozenset((literal,)) if literal else ANY, depth) for literal in literals])
 
     def _plain(self, node: Node, depth: int) -> Term | None:
-        """The term of an object or array schema with no keyword but the usual ones; None for any other node."""
+        """The term of a plain schema of objects or arrays; None for any other node."""
         if len(node) != 1:
             return None
         (literal,) = node
-        number, schema = literal >> 1, self.document.schemas[literal >> 1]
-        if literal & 1:
-            return None
-        kind = schema.get("type")
-        if kind == "object" and _BEYOND_PLAIN_OBJECT.isdisjoint(schema):
-            return self._plain_object(number, schema, depth)
-        if kind == "array" and _BEYOND_PLAIN_ARRAY.isdisjoint(schema) and not isinstance(schema.get("items"), list):
-            item = self._child(number, schema.get("items", True), self.style.deeper(depth), "items")
-            body = repeated(item, self.style.item(depth), 0, None, started=False)
-            return self.style.enclose("[]", body, True, depth)
-        return None
+        return None if literal & 1 else plain.large(self, literal >> 1, self.document.schemas[literal >> 1], depth)
 
-    def _plain_object(self, number: int, schema: dict[str, Any], depth: int) -> Term | None:
-        inner, members = self.style.deeper(depth), list[Member]()
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        for name, child in properties.items():
-            term = self._member(name, self._child(number, child, inner, "properties", name))
-            if term.op == "nothing":
-                return None
-            members.append(Member(name, term, name in required))
-        for name in required:
-            if name not in properties:
-                return None
-        extra, more = NOTHING, schema.get("additionalProperties", True)
-        if more is not False:
-            extra = self._named(self._undeclared(frozenset(properties)), self._child(number, more, inner, "additionalProperties"))
-        body = picked(members, extra, self.style.item(depth), 0, None, required)
-        return self.style.enclose("{}", body, not required, depth)
-
-    def _child(self, number: int, schema: Any, depth: int, *path: str) -> Term:
+    def child(self, number: int, schema: Any, depth: int, *path: str) -> Term:
         """The term of a schema inside schema `number`."""
         reference = None
         if type(schema) is dict:
-            if simple := self._simple(schema):
-                return simple
+            if term := plain.scalar(schema):
+                return term
             if "$ref" in schema and self.document.refers_alone(schema):
                 reference = schema["$ref"]
                 if known := self._refs.get((reference, depth)):
@@ -319,10 +273,10 @@ class Emitter:
         key = (name, facts.properties.get(name), id(facts.rules), depth)  # the solver keeps the rules alive, and so their id their own
         term = self._properties.get(key)
         if term is None:
-            term = self._properties[key] = self._member(name, self.value(self.solver.property_node(facts, name), depth))
+            term = self._properties[key] = self.member(name, self.value(self.solver.property_node(facts, name), depth))
         return term
 
-    def _member(self, name: str, value: Term) -> Term:
+    def member(self, name: str, value: Term) -> Term:
         """A declared name and its value."""
         return self._valued(encode_basestring(name), value)
 
@@ -341,7 +295,7 @@ class Emitter:
             known = self._pairs[key] = term, value  # which keeps the value alive, and so its id its own
         return known[0]
 
-    def _named(self, names: Term, value: Term) -> Term:
+    def named(self, names: Term, value: Term) -> Term:
         """Any of the names, as a JSON string, and a value."""
         ending = self._valued('"', value)
         if names.op == "nothing" or ending.op != "seq":
@@ -355,7 +309,7 @@ class Emitter:
         term = self._extras.get(key)
         if term is None:
             options = [(name, self.value(node | value, depth)) for name, node in self._classes(facts, declared, names)]
-            term = self._extras[key] = alt(*[self._named(name, term) for name, term in options if term.op != "nothing"])
+            term = self._extras[key] = alt(*[self.named(name, term) for name, term in options if term.op != "nothing"])
         return term
 
     def _classes(self, facts: ObjectFacts, declared: frozenset[str], names: tuple[Names, ...]) -> list[tuple[Term, Node]]:
@@ -363,7 +317,7 @@ class Emitter:
         patterns = list(dict.fromkeys([p for rule, _ in facts.rules for p in (*rule.patterns, *rule.not_patterns)]))
         if not patterns and any(literal == FALSE for _, literal in facts.rules):
             return []
-        base = self._undeclared(declared)
+        base = self.undeclared(declared)
         if facts.names:
             base = both(base, self._names_term(facts.names))
         for some in names:
@@ -386,7 +340,7 @@ class Emitter:
                 found.setdefault(node, []).append(term)
         return [(alt(*terms), node) for node, terms in found.items()]
 
-    def _undeclared(self, declared: frozenset[str]) -> Term:
+    def undeclared(self, declared: frozenset[str]) -> Term:
         """All names but these."""
         if declared not in self._others:
             self._others[declared] = complement(words(sorted(declared)))

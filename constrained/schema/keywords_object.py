@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 def _(solver: Solver, state: State, number: int, value: dict[str, Any]) -> None:
     known = solver.properties.get(number)
     if known is None:
-        known = {name: solver.child(number, schema, "properties", name) for name, schema in value.items()}
-        known = solver.properties[number] = {name: (literal,) if literal else () for name, literal in known.items()}
+        known = solver.properties[number] = {}
+        for name, schema in value.items():
+            literal = solver.child(number, schema, "properties", name)
+            known[name] = (literal,) if literal else ()
     cast(ObjectFacts, state.facts).declare(known)
 
 

@@ -252,7 +252,7 @@ class Solver:
             if len(ways) != 1:
                 state.choices.append(ways)
                 return bool(ways)
-            for way in ways[0]:
+            for way in ways[0]:  # noqa: SIM110 - all() with a generator costs twice this loop, here and below
                 if not self.assume(state, way):
                     return False
             return True
@@ -260,7 +260,7 @@ class Solver:
         if asserted is None:
             entries = [(self._enforce.get(keyword), value) for keyword, value in self.document.schemas[number].items()]
             asserted = self._asserted[number, kind] = [(entry[1], value) for entry, value in entries if entry and entry[0] & kind]
-        for enforce, value in asserted:
+        for enforce, value in asserted:  # noqa: SIM110
             if enforce(self, state, number, value) is False:
                 return False
         return True

@@ -170,6 +170,7 @@ class Engine:
         try:
             batch = self.runner.build(plan)
             logits = self.runner.forward(batch).cpu()
+            self.runner.check()  # a pass that was given up on the device ends like any other
         except EngineClosedError:  # there is nothing left to compute with
             raise
         except Exception as error:

@@ -85,7 +85,11 @@ class Children:
     def give_up(self, error: BaseException) -> EngineClosedError:
         """For a pass that did not come to its end here: what it comes from, which `check` says from now on."""
         if isinstance(error, RankLost | EOFError):
-            self._failed.wait(GRACE)
+            if self._watcher is not None:
+                self._failed.wait(GRACE)
+            else:  # it was still starting
+                ended = [self._death(rank, process) for rank, (process, _) in self._ranks.items() if process.poll() is not None]
+                self._failure = "; ".join(ended) or None
             reason = f"the other ranks did not answer within {TIMEOUT.total_seconds():g} s: {error}"
         else:
             reason = f"rank 0 of {self._size} left a pass: {str(error) or type(error).__name__}"

@@ -36,6 +36,7 @@ class Group:
             raise ConfigError(f"tensor_parallel_size={share.size}: this torch was built without torch.distributed")
         self.share = share
         store = dist.FileStore(str(meeting), share.size)
+        store.set_timeout(TIMEOUT)
         self.name = "gloo" if device == "cpu" else "NCCL"
         with _lost():
             self._group: Any = _gloo(store, share) if device == "cpu" else _nccl(store, share, device)

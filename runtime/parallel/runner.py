@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..config import EngineConfig
 from ..open import open_part
 from .children import Children
-from .group import Group
+from .group import Group, RankLost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,10 @@ def open_parallel(files: ModelFiles, config: EngineConfig, kernels: Kernels) -> 
         children.expect("ready")
         children.watch(group)
         return ParallelRunner(runner, children, group)
+    except RankLost as error:
+        failure = children.give_up(error)
+        children.close()
+        raise failure from error
     except BaseException:
         children.close()
         raise

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,8 @@ from ramet.runtime.engine import Engine
 from ramet.runtime.errors import ConfigError, EngineClosedError
 from ramet.runtime.hub import resolve
 from ramet.runtime.loop import EngineLoop
-from ramet.runtime.parallel import children
+from ramet.runtime.parallel import children, runner
+from ramet.runtime.parallel import group as groups
 from ramet.runtime.protocol import Constraint, GenerateRequest, SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}}, "required": ["city", "people"]}
@@ -137,12 +139,12 @@ def random_model(folder) -> dict[str, str]:
 
 def test_requests_that_give_way_resume_with_the_answer_of_one_rank(tmp_path):
     """A pool with room for a third of what is asked."""
-    options = {**random_model(tmp_path), "max_total_tokens": 300}
+    options = {**random_model(tmp_path), "max_total_tokens": 220}
     out = []
     for ranks in (1, 2):
         engine = open_engine(ranks, **options)
         try:
-            out.append(ask(engine, *(GenerateRequest(f"crowd {i}", f"Number {i} is", greedy(90)) for i in range(10))))
+            out.append(ask(engine, *(GenerateRequest(f"crowd {i}", f"Number {i} is", greedy(60)) for i in range(9))))
             assert engine.scheduler.retractions
         finally:
             engine.close()
@@ -237,13 +239,15 @@ def test_no_rank_outlives_the_engines_process():
     wait_for(lambda: not running(pid), 5.0)
 
 
-def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch):
-    monkeypatch.setattr(children, "sys", SimpleNamespace(executable="/bin/false"))
-    with pytest.raises(EngineClosedError, match="rank 1 of 2 .* ended with status 1"):
-        open_engine(2)
-    monkeypatch.undo()
-    config = EngineConfig(tensor_parallel_size=2)
-    ranks = children.Children(resolve("smollm2-135m"), config)
+def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch, tmp_path):
+    options = random_model(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(children, "sys", SimpleNamespace(executable="/bin/false"))
+        with pytest.raises(EngineClosedError, match="rank 1 of 2 .* ended with status 1"):
+            open_engine(2, **options)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4: this model has 3 KV heads"):
+        open_engine(4, **options)
+    ranks = children.Children(resolve(options["model_path"]), EngineConfig(tensor_parallel_size=2))
     (process, _) = ranks._ranks[1]
     try:
         ranks.say(nonsense=1)  # it reads its model first, then asks how many slots there are
@@ -253,5 +257,22 @@ def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch):
     finally:
         ranks.close()
     assert not running(process.pid)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=4: this model has 3 KV heads"):
-        open_engine(4)
+
+
+def test_a_rank_that_dies_before_they_meet_is_named(monkeypatch, tmp_path):
+    started = []
+
+    def start(*given):
+        started.append(children.Children(*given))
+        return started[0]
+
+    def meet_too_late(share, meeting, device):
+        (process, _) = started[0]._ranks[1]
+        process.kill()
+        return groups.Group(share, meeting, device)
+
+    monkeypatch.setattr(runner, "Children", start)
+    monkeypatch.setattr(runner, "Group", meet_too_late)
+    monkeypatch.setattr(groups, "TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(EngineClosedError, match="rank 1 of 2 .* was killed by SIGKILL"):
+        open_engine(2, **random_model(tmp_path))

@@ -8,6 +8,7 @@ namespace {
 enum Code { kEmptyCode, kNothingCode, kLitCode, kCharsCode, kSeqCode, kAltCode, kRepCode, kRefCode, kBothCode, kNotCode, kJsonCode, kPickCode, kWordsCode,
             kCompareCode, kMultipleCode };
 
+constexpr i32 kRef = -(1 << 30);
 constexpr i32 kLongestSequence = 10000;  // parts; runs of plain characters are one
 
 struct Term { i32 code; i32* args; i32 n; bool regular; const i32* text = nullptr; i32 length = 0; };
@@ -30,7 +31,7 @@ bool writable(const Term& t, const Store& store) {
 }  // namespace
 
 // code: number of terms, number of rules, start rule, the term of each rule, then records [code, + 256 if regular][count][args...], then
-// the text of literals and words, whose args are lengths. An arg that is a term is its number, or ~length of a literal.
+// the text of literals and words, whose args are lengths. An arg that is a term is its number, ~length of a literal, or kRef - a rule.
 void Grammar::decode(const i32* source, size_t size, bool whole) {
     std::vector<i32> code(source, source + size);
     i32 *end = code.data() + size, n_terms = code[0], n_rules = code[1], start = code[2];
@@ -42,6 +43,8 @@ void Grammar::decode(const i32* source, size_t size, bool whole) {
         at += 2 + at[1];
     }
     if (i32(terms.size()) != n_terms || at > end) throw Invalid("a damaged grammar code");
+    std::vector<i32> numbers(static_cast<size_t>(n_rules));
+    std::iota(numbers.begin(), numbers.end(), 0);
     for (i32 i = 0; i < n_terms; i++) {
         Term& t = terms[size_t(i)];
         i32 *arg = t.args, *stop = t.args + t.n;
@@ -62,10 +65,10 @@ void Grammar::decode(const i32* source, size_t size, bool whole) {
         }
         for (; arg < stop; arg++) {
             if (*arg >= 0) continue;
-            i32 length = ~*arg;
+            i32 length = ~*arg, rule = kRef - *arg;
             *arg = i32(terms.size());
-            terms.push_back({kLitCode, nullptr, 0, true, at, length});
-            at += length;
+            if (rule >= 0 && rule < n_rules) terms.push_back({kRefCode, &numbers[size_t(rule)], 1, false});
+            else terms.push_back({kLitCode, nullptr, 0, true, at, length}), at += length;
         }
     }
     if (at != end) throw Invalid("a damaged grammar code");

@@ -153,9 +153,9 @@ class NativeAutomaton:
 def encode(source: GrammarSource) -> array[int]:
     """The flat code that load.cpp reads: counts, the start rule, the term of each rule, a record a term, the text of the literals.
 
-    A record is [op, + 256 if regular][count][args...], and an arg that is a term is its number, or ~length of a literal. What literals
-    and words say stands in the text, in that order; the args of words are their lengths."""
-    rules = {name: n for n, name in enumerate(source.rules)}
+    A record is [op, + 256 if regular][count][args...], and an arg that is a term is its number, ~length of a literal, or _REF - number of
+    the rule that is used. What literals and words say stands in the text, in that order; the args of words are their lengths."""
+    rules = _Rules({name: n for n, name in enumerate(source.rules)})
     if source.start not in rules:
         raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
     order = list({id(root): root for root in source.rules.values()}.values())
@@ -180,10 +180,14 @@ def encode(source: GrammarSource) -> array[int]:
             data = _DATA[op](args, rules, texts)
             records += (code, len(data), *data)
         for kid in kids:
-            if kid.op == "lit":
+            kind = kid.op
+            if kind == "lit":
                 text = kid.args[0]
                 say(text)
                 write(~len(text))
+                continue
+            if kind == "ref":
+                write(_REF - rules[kid.args[0]])
                 continue
             n = number(id(kid))
             if n is None:
@@ -198,6 +202,14 @@ def encode(source: GrammarSource) -> array[int]:
     return flat
 
 
+class _Rules(dict[str, int]):
+    """The number of each rule."""
+
+    def __missing__(self, name: str) -> int:
+        raise GrammarError(f"a rule uses a rule {name!r} that does not exist", place=name)
+
+
+_REF = -(1 << 30)
 _JOINTS = frozenset(("seq", "alt", "both", "not", "json"))
 """Made of terms alone."""
 
@@ -205,12 +217,6 @@ _JOINTS = frozenset(("seq", "alt", "both", "not", "json"))
 def _listed(args: tuple[str, ...], rules: dict[str, int], texts: list[str]) -> list[int]:
     texts += args
     return [*map(len, args)]
-
-
-def _referred(args: tuple[str], rules: dict[str, int], texts: list[str]) -> list[int]:
-    if args[0] not in rules:
-        raise GrammarError(f"a rule uses a rule {args[0]!r} that does not exist", place=args[0])
-    return [rules[args[0]]]
 
 
 def _compared(args: tuple[Any, ...], rules: dict[str, int], texts: list[str]) -> list[int]:
@@ -224,7 +230,7 @@ def _multiplied(args: tuple[Any, ...], rules: dict[str, int], texts: list[str]) 
 
 
 _DATA: dict[str, Callable[[Any, dict[str, int], list[str]], list[int]]] = {
-    "empty": lambda *_: [], "nothing": lambda *_: [], "lit": _listed, "words": _listed, "ref": _referred,
+    "empty": lambda *_: [], "nothing": lambda *_: [], "lit": _listed, "words": _listed, "ref": lambda args, rules, _: [rules[args[0]]],
     "chars": lambda args, *_: [*chain.from_iterable(args)], "compare": _compared, "multiple": _multiplied,
 }  # fmt: skip
 """The args of a term without terms inside. What it says is added to the texts."""

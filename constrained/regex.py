@@ -83,6 +83,8 @@ class _Translator:
         if isinstance(node, Literal):
             return lit(node.text)
         if isinstance(node, Class):
+            if node.parts and not any(type(part) is str for part in node.parts):
+                return _ranged(node)
             return chars(self.ranges(node))
         if isinstance(node, Repeat):
             return rep(self.wrap(node.inner, INNER, INNER), node.lo, node.hi)
@@ -157,6 +159,12 @@ class _Translator:
             unicode = _python_class(name.lower())
             return _invert(unicode) if name.isupper() else unicode
         return _invert(table[name.lower()]) if name.isupper() else table[name]
+
+
+@lru_cache(maxsize=1024)
+def _ranged(node: Class) -> Term:
+    """A class without class escapes: it means the same everywhere."""
+    return chars(_Translator("", False).ranges(node))
 
 
 def _has_edges(node: Node) -> bool:

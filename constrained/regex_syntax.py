@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import GrammarError
 from .grammar import MAX_REPEAT
@@ -66,6 +67,8 @@ Node = Literal | Class | Anchor | Look | Repeat | Seq | Alt
 
 MAX_DEPTH = 150  # of groups: a parser that recurses must stop before Python does
 _RUN = re.compile(r"[^\\^$.|?*+()\[{\ud800-\udfff]{2,}(?![*+?{])")  # the longest one whose last character is not repeated
+_PLAIN_CLASS = re.compile(r"\[\^?[^\[\]\\^]+\]")
+"""A class of characters and ranges, which all dialects read alike."""
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _CONTROL = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
@@ -131,6 +134,10 @@ class _Parser:
         if c == "(":
             return self.group(start, depth)
         if c == "[":
+            plain = _PLAIN_CLASS.match(self.text, start)
+            if plain and (known := _plain_class(plain[0], "i" in self.flags)):
+                self.at = plain.end()
+                return known
             return self.bracket(start)
         if c == "\\":
             return self.escape(start)
@@ -324,6 +331,17 @@ class _Parser:
         if value > 0x10FFFF:
             raise self.error("an escape beyond the last code point", start)
         return value
+
+
+@lru_cache(maxsize=1024)
+def _plain_class(text: str, ignore_case: bool) -> Class | None:
+    """None if it is wrong."""
+    parser = _Parser(text, False)
+    parser.at, parser.flags = 1, frozenset("i" if ignore_case else "")
+    try:
+        return parser.bracket(0)
+    except GrammarError:
+        return None
 
 
 def _is_number(text: str) -> bool:

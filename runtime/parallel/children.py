@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..hub import ModelFiles
 
 GRACE = 5.0  # seconds for a rank to leave when it is told to, and for news of one that is lost to arrive
+SOON = 1.0  # seconds from the news of a rank that lost another to those of the other
 
 
 class Children:
@@ -48,6 +49,11 @@ class Children:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes, by rank."""
+        return [process.pid for process, _ in self._ranks.values()]
 
     # ---- what is said
 
@@ -122,22 +128,24 @@ class Children:
 
     def _watch(self, group: Group) -> None:
         """Finds the rank that ended first of itself: one that only lost another ends, too, and says so."""
-        open_ends = {channel.socket: rank for rank, (_, channel) in self._ranks.items()}
         lost: list[str] = []
-        while open_ends and self._failure is None:
-            ready = select.select(list(open_ends), [], [], 1.0 if lost else None)[0]
-            if self._closing:
-                return
-            for end in ready:
-                rank = open_ends.pop(end)
-                reason, innocent = self._end_of(rank)
-                if innocent:
-                    lost.append(reason)
-                else:
-                    self._failure = reason
-            if not ready:
-                break
-        silent = ", ".join(str(rank) for rank in open_ends.values())
+        with selectors.DefaultSelector() as talking:
+            for rank, (_, channel) in self._ranks.items():
+                talking.register(channel.socket, selectors.EVENT_READ, rank)
+            while talking.get_map() and self._failure is None:
+                news = talking.select(SOON if lost else None)
+                if self._closing:
+                    return
+                if not news:
+                    break
+                for key, _ in news:
+                    talking.unregister(key.fileobj)
+                    reason, innocent = self._end_of(key.data)
+                    if innocent:
+                        lost.append(reason)
+                    else:
+                        self._failure = reason
+            silent = ", ".join(str(key.data) for key in talking.get_map().values())
         self._failure = self._failure or (f"rank {silent} of {self._size} did not answer" if silent else "; ".join(lost))
         self._failed.set()
         with suppress(Exception):

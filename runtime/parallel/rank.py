@@ -28,6 +28,7 @@ def serve(channel: Channel) -> None:
     files = ModelFiles(spec["name"], *(path and Path(path) for path in (spec["gguf"], spec["folder"])))
     config, rank = EngineConfig(**spec["config"]), spec["rank"]
     part = open_part(files, config, open_kernels(config), rank)
+    channel.device = part.device
     channel.say(loaded=rank)
     slots = _said(channel)["slots"]
     runner = part.runner(slots, Group(part.loaded.share, Path(spec["meeting"]), part.device))

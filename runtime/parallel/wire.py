@@ -19,10 +19,10 @@ SEGMENTS = ("start", "stop", "owner", "member_start", "members", "tail_start")
 
 
 class Channel:
-    """One end of a socket. Raises EOFError where the other end is gone."""
+    """One end of a socket. Raises EOFError where the other end is gone. `device` is where passes that arrive are put."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    def __init__(self, end: socket.socket, device: str = "cpu") -> None:
+        self.socket, self.device = end, device
 
     def say(self, **values: Any) -> None:
         self._send(JSON, json.dumps(values).encode())
@@ -34,7 +34,7 @@ class Channel:
         """Waits for a pass, or what was said."""
         kind, size = HEAD.unpack(self._read(HEAD.size))
         body = self._read(size)
-        return unpack(body) if kind == PASS else json.loads(body)
+        return unpack(body, self.device) if kind == PASS else json.loads(body)
 
     def _send(self, kind: bytes, body: bytes | memoryview) -> None:
         try:
@@ -68,15 +68,16 @@ def pack(batch: DecoderInput) -> memoryview:
         parts += [getattr(meta.segments, name) for name in SEGMENTS]
     sizes = [part.numel() for part in parts]
     line = np.array([len(parts), meta.max_context, meta.max_query, meta.tables.shape[1], *sizes], dtype=np.int32)
-    return np.concatenate([line, *(part.reshape(-1).numpy() for part in parts)]).data.cast("B")
+    return np.concatenate([line, *(part.reshape(-1).cpu().numpy() for part in parts)]).data.cast("B")
 
 
-def unpack(data: bytearray) -> DecoderInput:
-    """What `pack` was given, on the same memory as `data`."""
+def unpack(data: bytearray, device: str = "cpu") -> DecoderInput:
+    """What `pack` was given, with one copy to the device; on the CPU it lies in `data`."""
     numbers = torch.frombuffer(data, dtype=torch.int32)
     count, max_context, max_query, width = numbers[:4].tolist()
     begin = 4 + count
     borders = list(accumulate(numbers[4:begin].tolist(), initial=begin))
+    numbers = numbers.to(device)
     parts: list[Tensor] = [numbers[start:stop] for start, stop in pairwise(borders)]
     input_ids, positions, write_slots, logit_rows, query_start, context_len, tables, *shared = parts
     segments = Segments(**dict(zip(SEGMENTS, shared, strict=True))) if shared else None

@@ -62,7 +62,7 @@ def test_wrong_files(run, tmp_path, text, word):
 
 
 def test_other_systems_names(run):
-    config, _ = run("--model", "m", "--max-model-len", "99", "--max-num-seqs", "7", "--max-num-batched-tokens", "64", "--no-jump-forward")
+    config, _ = run("--model", "m", "--max-model-len", "99", "--max-num-seqs", "7", "--max-num-batched-tokens", "64", "--tp", "2", "--no-jump-forward")
     engine = config.engine
     assert (engine.model_path, engine.context_length, engine.max_running_requests, engine.chunked_prefill_size, engine.jump_forward) == (
         "m",
@@ -71,6 +71,7 @@ def test_other_systems_names(run):
         64,
         False,
     )
+    assert engine.tensor_parallel_size == 2
 
 
 @pytest.mark.parametrize(

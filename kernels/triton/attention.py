@@ -169,9 +169,4 @@ def attend(q: Tensor, pool_k: Tensor, pool_v: Tensor, work: Work, scale: float, 
 def shape_for(block_d: int) -> tuple[int, int]:
     """Keys a turn and warps a program, for heads of that size: the most that spill no registers (benchmarks/gpu_resources.py).
     The same for every kernel here, since a row's sums are added in an order that depends on both."""
-    return 64 if block_d <= 64 else 32, 8
-
-
-def folds(size: int) -> bool:
-    """Whether `whole` has the registers for heads of that size; else every row goes by way of partial results."""
-    return size <= 128
+    return 64 if block_d <= 128 else 32, 8

@@ -22,6 +22,7 @@ RUNGS = tl.constexpr(16)  # bounds of the ladder: 1, 2, .. 15 below the largest 
 TILE = tl.constexpr(1024)  # gathered ids that are looked at together
 PIVOTS = tl.constexpr(16)  # of one round of the search; eight rounds find all 32 bits
 LOWEST = tl.constexpr(-(2**31))
+DRAW_WARPS = 16  # of a program of `draw`: with fewer it spills registers
 
 
 @triton.jit

@@ -70,7 +70,7 @@ class TritonKernels:
 
     def attention(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, meta: AttnMeta, scale: float) -> Tensor:
         if self._planned is None or self._planned[0] is not meta:
-            self._planned = meta, plan(meta, q.shape[1] // pool_k.shape[1], q.device, fold=attention.folds(q.shape[2]))
+            self._planned = meta, plan(meta, q.shape[1] // pool_k.shape[1], q.device)
         return attention.attend(q.contiguous(), pool_k, pool_v, self._planned[1], scale, wide=self.interpreted)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:

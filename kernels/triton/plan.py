@@ -54,7 +54,6 @@ class Work:
     partial result, distance to the next split's, how many splits. positions: of each row. tables: as in AttnMeta.
     """
 
-    fold: bool
     sizes: Sizes
     buffer: Tensor
     whole: Tensor
@@ -68,7 +67,7 @@ class Work:
 
     def fill(self, meta: AttnMeta, per_group: int) -> None:
         """Another pass in the same buffers, as a captured graph replays it; its tables go into `tables`. KernelError if it is larger."""
-        lists, sizes = _lists(meta, per_group, self.fold)
+        lists, sizes = _lists(meta, per_group)
         if any(has > may for has, may in zip(astuple(sizes), astuple(self.sizes), strict=True)):
             raise KernelError(f"a pass of {sizes} does not fit in the {self.sizes} that were reserved")
         self.buffer.copy_(torch.from_numpy(_laid(lists, self.sizes)), non_blocking=True)
@@ -76,18 +75,16 @@ class Work:
         self.tables[:sequences, :width].copy_(meta.tables, non_blocking=True)
 
 
-def plan(
-    meta: AttnMeta, per_group: int, device: torch.device, *, fold: bool = True, room: Sizes | None = None, tables: Tensor | None = None
-) -> Work:
-    """The tiles of a pass, for `per_group` query heads a KV head. fold=False: no whole tiles. With `room` and `tables` (sequences, positions)
+def plan(meta: AttnMeta, per_group: int, device: torch.device, *, room: Sizes | None = None, tables: Tensor | None = None) -> Work:
+    """The tiles of a pass, for `per_group` query heads a KV head. With `room` and `tables` (sequences, positions)
     on the device, larger passes may follow in the same buffers (`fill`)."""
-    lists, sizes = _lists(meta, per_group, fold)
+    lists, sizes = _lists(meta, per_group)
     room = room or sizes
     buffer = torch.empty(sum(_lengths(room)), dtype=torch.int32, device=device)
     views = buffer.split(_lengths(room))
     if tables is None:
         tables = meta.tables.to(device, non_blocking=True)
-    work = Work(fold, room, buffer, views[0].view(-1, 6), views[1].view(-1, 6), views[2], views[3], views[4], views[5].view(-1, 3), views[6], tables)
+    work = Work(room, buffer, views[0].view(-1, 6), views[1].view(-1, 6), views[2], views[3], views[4], views[5].view(-1, 3), views[6], tables)
     buffer.copy_(torch.from_numpy(_laid(lists, room)), non_blocking=True)
     return work
 
@@ -106,11 +103,11 @@ def _laid(lists: list[np.ndarray], room: Sizes) -> np.ndarray:
     return out
 
 
-def _lists(meta: AttnMeta, per_group: int, fold: bool) -> tuple[list[np.ndarray], Sizes]:
+def _lists(meta: AttnMeta, per_group: int) -> tuple[list[np.ndarray], Sizes]:
     starts, lengths = meta.query_start.cpu().numpy(), meta.context_len.cpu().numpy()
     counts = np.diff(starts)
     positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(lengths - starts[1:], counts).astype(np.int32)
-    whole, split = _tiles(meta, starts, lengths, max(1, TILE // per_group), positions, fold)
+    whole, split = _tiles(meta, starts, lengths, max(1, TILE // per_group), positions)
     ends = [*accumulate((len(tile[3]) for tile in (*whole, *split)), initial=0)]
     splits = [-(-(stop - start) // SPLIT) for _, start, stop, _ in split]
     firsts = [*accumulate((n * len(tile[3]) for n, tile in zip(splits, split, strict=True)), initial=0)]
@@ -124,9 +121,7 @@ def _lists(meta: AttnMeta, per_group: int, fold: bool) -> tuple[list[np.ndarray]
     return [whole_list, split_list, rows, joined, part_start, parts, positions], sizes
 
 
-def _tiles(
-    meta: AttnMeta, starts: np.ndarray, lengths: np.ndarray, most: int, positions: np.ndarray, fold: bool
-) -> tuple[list[Tile], list[Tile]]:
+def _tiles(meta: AttnMeta, starts: np.ndarray, lengths: np.ndarray, most: int, positions: np.ndarray) -> tuple[list[Tile], list[Tile]]:
     """Those that one program folds, and those with a program a split. A tile reads no key that its last row does not see."""
     rows_of = [np.arange(begin, end, dtype=np.int32) for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
     covered: list[list[tuple[int, int]]] = [[] for _ in rows_of]
@@ -144,7 +139,7 @@ def _tiles(
     for s, (rows, length) in enumerate(zip(rows_of, lengths.tolist(), strict=True)):
         if not len(rows):
             continue
-        if fold and not covered[s] and (length <= SPLIT or len(rows) >= WHOLE_ROWS):
+        if not covered[s] and (length <= SPLIT or len(rows) >= WHOLE_ROWS):
             whole.append((s, 0, length, rows))
             continue
         at = 0

@@ -36,8 +36,9 @@ class TritonSampler:
         draw.weigh[grid](scaled, largest, masses, shares, counts, *limits, vocabulary, blocks, NB=nb)
         draw.gather[grid](scaled, largest, masses, shares, counts, values, ids, sizes, *limits, vocabulary, blocks, NB=nb)
         draw.draw[(n,)](
-            scaled, largest, masses, values, ids, sizes, out, *limits, rows.seed, rows.position, vocabulary, blocks, NB=nb, num_warps=8
-        )
+            scaled, largest, masses, values, ids, sizes, out, *limits, rows.seed, rows.position, vocabulary, blocks,
+            NB=nb, num_warps=draw.DRAW_WARPS,
+        )  # fmt: skip
         return out
 
     def note(self, ids: Tensor, rows: SamplingRows) -> None:

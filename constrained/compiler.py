@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from .engines import get_engine, ramet_native
@@ -18,9 +20,14 @@ from .json_schema import compile_schema
 from .matcher import Matcher
 from .python_types import schema_of
 from .regex import from_regex
+from .schema.style import style
 from .vocabulary import Vocabulary
 
 KINDS = ("json_schema", "regex", "choice", "json_object", "ebnf", "lark")
+
+
+MEASURED, DROPPED = 8, 2
+"""Remembered grammars that one call measures anew, and those that it lets go, as long as the limit is not passed."""
 
 
 class Automaton(Protocol):
@@ -97,7 +104,8 @@ class GrammarCompiler:
         self.limits = limits or Limits()
         ramet_native.prepare(vocabulary, self.limits)
         self._cache: OrderedDict[tuple[Any, ...], Grammar | GrammarError] = OrderedDict()
-        self._unmeasured = 0  # put into the cache since its size was last taken
+        self._held: dict[tuple[Any, ...], int] = {}  # bytes of each in the cache, when it was last measured
+        self._to_measure: Iterator[tuple[Any, ...]] = iter(())
         self._lock = threading.Lock()
         self.compiled = 0  # grammars built, or found to be wrong
         self.hits = 0  # grammars found built
@@ -113,6 +121,7 @@ class GrammarCompiler:
         Raises GrammarError; LimitError if a limit was passed."""
         if kind not in KINDS:
             raise GrammarError(f"unknown constraint kind {kind!r}: choose from {', '.join(KINDS)}")
+        style(whitespace)  # is there such a one?
         text = _canonical(kind, source)
         if len(text) > self.limits.source_bytes:
             raise GrammarError(f"the {kind} source is {len(text)} characters long; the limit is {self.limits.source_bytes}")
@@ -164,15 +173,18 @@ class GrammarCompiler:
         return held > self.limits.grammar_bytes // 2 or shared > self.limits.store_bytes
 
     def _remember(self, key: tuple[Any, ...], found: Grammar | GrammarError) -> None:
+        """Grammars grow while they are used, so each call measures a few anew, and lets go of a few: no caller pays for all."""
         with self._lock:
             self._cache[key] = found
-            self._unmeasured += 1
-            if self._unmeasured <= len(self._cache) // 16:  # grammars grow while they are used, so all are measured anew, now and then
-                return
-            self._unmeasured = 0
-            held = sum(map(_bytes_held, self._cache.values()))
-            while held > self.limits.cache_bytes * 7 // 8 and len(self._cache) > 1:
-                held -= _bytes_held(self._cache.popitem(last=False)[1])
+            for old in (key, *islice(self._to_measure, MEASURED)):
+                if old in self._cache:
+                    self._held[old] = _bytes_held(self._cache[old])
+            if len(self._cache) > 1 and next(self._to_measure, None) is None:
+                self._to_measure = iter(list(self._cache))
+            held, dropped = sum(self._held.values()), 0
+            while len(self._cache) > 1 and (held > self.limits.cache_bytes or held > self.limits.cache_bytes * 3 // 4 and dropped < DROPPED):
+                held -= self._held.pop(self._cache.popitem(last=False)[0])
+                dropped += 1
 
     @property
     def held_bytes(self) -> int:
@@ -198,9 +210,14 @@ def _bytes_held(found: Grammar | GrammarError) -> int:
     return 1024 + (found.bytes if isinstance(found, Grammar) else 0)
 
 
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+
+
 def _canonical(kind: str, source: Any) -> str:
     """The text that stands for the source: what is compiled, or for JSON kinds what it is remembered by."""
     if kind == "json_object":
+        if source not in (None, ""):
+            raise GrammarError(f"json_object: any object, so there is no source to give, and not {str(source)[:60]!r}; for a schema use json_schema")
         return ""
     if kind == "choice":
         if isinstance(source, str):
@@ -218,6 +235,7 @@ def _canonical(kind: str, source: Any) -> str:
             raise GrammarError(f"json_schema: not JSON: {error}") from None
     if not isinstance(source, str):
         raise GrammarError(f"{kind}: text is needed, not {type(source).__name__}")
-    if "\0" in source:
-        raise GrammarError(f"{kind}: NUL in the source at position {source.index(chr(0))}", place=f"position {source.index(chr(0))}")
+    if bad := _UNUSABLE.search(source):
+        what = "NUL" if bad[0] == "\0" else "half of a surrogate pair, which UTF-8 cannot write,"
+        raise GrammarError(f"{kind}: {what} in the source at position {bad.start()}", place=f"position {bad.start()}")
     return source

@@ -37,6 +37,9 @@ class Document:
     def __init__(self, root: Any, *, lenient: bool = False, embedded_ids: bool = False) -> None:
         """`embedded_ids`: whether a schema below the root may have an $id, so that `#/...` in it starts there."""
         self.root = root
+        for keyword in ("$defs", "definitions"):
+            if isinstance(root, dict) and not isinstance(held := root.get(keyword, {}), dict):
+                raise GrammarError(f"{keyword!r} at # must be an object of schemas, not {describe(held)}", place=f"/{keyword}")
         self.embedded_ids = embedded_ids
         self.lenient = lenient
         self.warnings: list[str] = []

@@ -230,6 +230,8 @@ class Emitter:
                 values += [v for v in (True, False) if (booleans.values is None or v in booleans.values) and v not in booleans.excluded]
             elif isinstance(facts, NumberFacts) and facts.values is None and (whole := numbers.integers(facts)) is not None:
                 values += whole
+            elif isinstance(facts, StringFacts) and facts.values is None and facts.hi == 0:
+                values += [""] if facts.admits("") else []
             elif not isinstance(facts, ValuedFacts) or facts.values is None:
                 return None
             elif isinstance(facts, NumberFacts):

@@ -96,7 +96,8 @@ class Children:
             else:  # it was still starting
                 ended = [self._death(rank, process) for rank, (process, _) in self._ranks.items() if process.poll() is not None]
                 self._failure = "; ".join(ended) or None
-            reason = f"the other ranks did not answer within {TIMEOUT.total_seconds():g} s: {error}"
+            others = " or ".join(map(str, self._ranks))
+            reason = f"rank {others} of {self._size} did not answer within {TIMEOUT.total_seconds():g} s: {error}"
         else:
             reason = f"rank 0 of {self._size} left a pass: {str(error) or type(error).__name__}"
         self._failure = self._failure or reason

@@ -123,8 +123,10 @@ def test_answers_are_those_of_one_rank():
     assert json.loads(wanted["json"][1]).keys() == {"city", "people"}
 
 
-def random_model(folder) -> dict[str, str]:
-    """Options that open a small one, with the tokenizer of the embedded model."""
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> dict[str, str]:
+    """Options that open a small random model, with the tokenizer of the embedded one."""
+    folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(5)
     shape = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
     transformers.AutoModelForCausalLM.from_config(
@@ -133,9 +135,9 @@ def random_model(folder) -> dict[str, str]:
     return {"model_path": str(folder), "tokenizer_path": str(resolve("smollm2-135m").gguf)}
 
 
-def test_requests_that_give_way_resume_with_the_answer_of_one_rank(tmp_path):
+def test_requests_that_give_way_resume_with_the_answer_of_one_rank(small):
     """A pool with room for a third of what is asked."""
-    options = {**random_model(tmp_path), "max_total_tokens": 220}
+    options = {**small, "max_total_tokens": 220}
     out = []
     for ranks in (1, 2):
         engine = open_engine(ranks, **options)
@@ -198,9 +200,9 @@ def test_a_rank_that_dies_idle_is_noticed_by_the_next_step():
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()])
-def test_a_pass_that_ends_in_the_middle_is_the_last(error, monkeypatch, tmp_path):
+def test_a_pass_that_ends_in_the_middle_is_the_last(error, monkeypatch, small):
     """The other rank is somewhere in it: what it would add to the next pass belongs to this one."""
-    engine = open_engine(2, **random_model(tmp_path))
+    engine = open_engine(2, **small)
     try:
         ask(engine, GenerateRequest("before", "Once", greedy(2)))
         kernels, done = engine.runner.inner.kernels, []
@@ -221,6 +223,20 @@ def test_a_pass_that_ends_in_the_middle_is_the_last(error, monkeypatch, tmp_path
         engine.close()
 
 
+def test_a_rank_that_stands_still_ends_the_engine_in_time(monkeypatch, small):
+    monkeypatch.setattr(groups, "TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(children, "GRACE", 0.5)
+    engine = open_engine(2, **small)
+    (pid,) = engine.runner.children.pids
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EngineClosedError, match="rank 1 of 2 did not answer within"):
+            ask(engine, GenerateRequest("r", "Once", greedy(2)))
+    finally:
+        engine.close()
+    assert not running(pid)
+
+
 def test_no_rank_outlives_the_engines_process():
     code = (
         "import time; from ramet.runtime.engine import Engine; from ramet.runtime.config import EngineConfig;"
@@ -234,15 +250,14 @@ def test_no_rank_outlives_the_engines_process():
     wait_for(lambda: not running(pid), 5.0)
 
 
-def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch, tmp_path):
-    options = random_model(tmp_path)
+def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch, small):
     with monkeypatch.context() as patch:
         patch.setattr(children, "sys", SimpleNamespace(executable="/bin/false"))
         with pytest.raises(EngineClosedError, match="rank 1 of 2 .* ended with status 1"):
-            open_engine(2, **options)
+            open_engine(2, **small)
     with pytest.raises(ConfigError, match="tensor_parallel_size=4: this model has 3 KV heads"):
-        open_engine(4, **options)
-    ranks = children.Children(resolve(options["model_path"]), EngineConfig(tensor_parallel_size=2))
+        open_engine(4, **small)
+    ranks = children.Children(resolve(small["model_path"]), EngineConfig(tensor_parallel_size=2))
     (pid,) = ranks.pids
     try:
         ranks.say(nonsense=1)  # it reads its model first, then asks how many slots there are
@@ -254,7 +269,7 @@ def test_ranks_that_do_not_start_are_an_error_at_once(monkeypatch, tmp_path):
     assert not running(pid)
 
 
-def test_a_rank_that_dies_before_they_meet_is_named(monkeypatch, tmp_path):
+def test_a_rank_that_dies_before_they_meet_is_named(monkeypatch, small):
     started = []
 
     def start(*given):
@@ -269,4 +284,4 @@ def test_a_rank_that_dies_before_they_meet_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "Group", meet_too_late)
     monkeypatch.setattr(groups, "TIMEOUT", timedelta(seconds=0.2))
     with pytest.raises(EngineClosedError, match="rank 1 of 2 .* was killed by SIGKILL"):
-        open_engine(2, **random_model(tmp_path))
+        open_engine(2, **small)

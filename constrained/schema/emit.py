@@ -68,7 +68,7 @@ class Emitter:
             try:
                 term = self._plain(node, depth)
                 if term is None:
-                    term = alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+                    term = self._solved(node, depth)
             except GrammarError as error:
                 if error.place or not self._place:
                     raise
@@ -99,8 +99,18 @@ class Emitter:
                 if term is not None:
                     return term
         if not self.solver.kinds(node) & (ARRAY | OBJECT):
-            return alt(*[self._facts_term(facts, depth) for facts in self.solver.alternatives(node)])
+            return self._solved(node, depth)
         return self._later(node, depth)
+
+    def _solved(self, node: Node, depth: int) -> Term:
+        """The alternatives of `node` side by side. Those of strings are one language: so they have one state and one mask."""
+        languages, terms = list[Term](), list[Term]()
+        for facts in self.solver.alternatives(node):
+            if isinstance(facts, StringFacts) and facts.values is None:
+                languages.append(string_language(facts))
+            else:
+                terms.append(self._facts_term(facts, depth))
+        return alt(*terms, in_quotes(alt(*languages)))
 
     def _later(self, node: Node, depth: int) -> Term:
         """A reference to a rule that is written when those before it are."""
@@ -402,5 +412,8 @@ def string_term(facts: StringFacts) -> Term:
     """The same as JSON writes it, in quotes; listed values in their usual spelling alone."""
     if facts.values is not None:
         return words(map(encode_basestring, facts.values))
-    language = string_language(facts)
+    return in_quotes(string_language(facts))
+
+
+def in_quotes(language: Term) -> Term:
     return NOTHING if language.op == "nothing" else seq(QUOTE, json_string(language), QUOTE)

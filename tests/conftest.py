@@ -28,7 +28,7 @@ def reference_model(embedded_model):
 
 
 ALONE = (
-    "server/", "e2e/", "constrained/test_limits.py", "frontend/test_batch.py", "frontend/test_remote_sessions.py",
+    "server/", "e2e/", "runtime/test_parallel_engine.py", "constrained/test_limits.py", "frontend/test_batch.py", "frontend/test_remote_sessions.py",
     "test_docs.py", "test_floors.py", "test_public_names.py",
 )  # fmt: skip
 

@@ -182,7 +182,7 @@ def framed(before: str, term: Term, after: str = "") -> Term:
 
 def alt(*terms: Term) -> Term:
     """Any one of them. No terms: NOTHING."""
-    options: dict[Term, None] = {}
+    options: dict[Term | int, Term] = {}  # what is built of rules by identity alone, as to compare it takes long
     single: list[tuple[int, int]] = []  # choices of one character become one class
     n_single = 0
     for term in terms:
@@ -192,16 +192,17 @@ def alt(*terms: Term) -> Term:
             elif part.op == "lit" and len(part.args[0]) == 1:
                 single.append((ord(part.args[0]),) * 2)
             elif part.op != "nothing":
-                options[part] = None
+                options[part if part.regular or part.op == "ref" else id(part)] = part
                 continue
             else:
                 continue
             n_single += 1
     if n_single:
-        options[chars(single)] = None
-    if len(options) < 2:
-        return next(iter(options), NOTHING)
-    return Term("alt", tuple(options), all(part.regular for part in options))
+        options[-1] = chars(single)
+    parts = tuple(options.values())
+    if len(parts) < 2:
+        return parts[0] if parts else NOTHING
+    return Term("alt", parts, all(part.regular for part in parts))
 
 
 def rep(term: Term, lo: int = 0, hi: int | None = None) -> Term:

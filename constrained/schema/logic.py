@@ -24,6 +24,8 @@ from .unevaluated import settle
 
 MAX_BRANCHES = 500
 MAX_STEPS = 100_000
+_BEYOND_REF = ENFORCE.keys() - {"$ref"}
+_BEYOND_ALL_OF = ENFORCE.keys() - {"allOf"}
 _OPEN = {"type", "properties", "required"}
 
 
@@ -318,12 +320,9 @@ class Solver:
         while True:
             number = literal >> 1
             schema = self.document.schemas[number]
-            keyword = "$ref" if "$ref" in schema else "allOf"
-            if keyword not in schema or len(schema) > 8 or len(self.keywords(schema)) > 1:
-                return literal
-            if keyword == "$ref":
+            if "$ref" in schema and _BEYOND_REF.isdisjoint(schema):
                 literal = self.document.target(number, schema["$ref"])
-            elif len(schema["allOf"]) == 1:
+            elif "allOf" in schema and len(schema["allOf"]) == 1 and _BEYOND_ALL_OF.isdisjoint(schema):
                 literal = self.child(number, schema["allOf"][0], "allOf", 0)
             else:
                 return literal

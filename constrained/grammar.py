@@ -13,7 +13,7 @@ A repeat is a counter, never copies: rep(ANY_CHAR, 0, 100_000) is as small as re
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,12 +239,16 @@ def pick(items: Iterable[tuple[Term, bool]], separator: Term, extra: Term = NOTH
     At most `hi` members in all, and at least `lo` that are different: extras may be equal, so all of them count as one. No member may be
     empty, nor the separator between them. What was used is part of the automaton's state and is never expanded."""
     listed = list(items)
-    known = [term for term, needed in listed if needed]
-    required = len(known)
-    known += [term for term, needed in listed if not needed]
-    if hi is not None and max(lo, required) > hi:
+    return pick_of([term for term, needed in listed if needed], [term for term, needed in listed if not needed], separator, extra, lo, hi)
+
+
+def pick_of(
+    required: Collection[Term], others: Iterable[Term], separator: Term, extra: Term = NOTHING, lo: int = 0, hi: int | None = None
+) -> Term:
+    """The same, of items that are divided already."""
+    if hi is not None and max(lo, len(required)) > hi:
         return NOTHING
-    return Term("pick", (required, lo, hi, *known, extra, separator), False)
+    return Term("pick", (len(required), lo, hi, *required, *others, extra, separator), False)
 
 
 def both(*terms: Term) -> Term:

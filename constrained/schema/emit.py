@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 from typing import Any, cast
 
 from ..errors import GrammarError, LimitError
-from ..grammar import ANY_CHAR, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, pick, ref, rep, seq, words
+from ..grammar import ANY_CHAR, EMPTY, NOTHING, Term, alt, both, complement, framed, json_string, lit, pick_of, ref, rep, seq, words
 from . import numbers, plain
 from .document import FALSE, Document, Literal
 from .facts import (
@@ -30,7 +30,7 @@ from .facts import (
     kind_of,
 )  # fmt: skip
 from .keywords import joined_alternatives
-from .lists import Member, Need, needy, partitions, picked, repeated
+from .lists import Need, needy, partitions, picked, repeated
 from .logic import Solver
 from .plain import ANY_TEXT, QUOTE, SCALARS
 from .style import Style, style
@@ -226,8 +226,7 @@ class Emitter:
         if values is None:
             self.document.refuse("uniqueItems", self._place, "needs items that are listed values (enum, const, boolean)")
             return None
-        members = [Member("", lit(json.dumps(value, ensure_ascii=False))) for value in values]
-        return picked(members, NOTHING, self.style.item(depth), lo, hi)
+        return picked({}, [lit(json.dumps(value, ensure_ascii=False)) for value in values], NOTHING, self.style.item(depth), lo, hi)
 
     def _domain(self, node: Node) -> list[Any] | None:
         """The scalar values that satisfy `node`, if they can be listed."""
@@ -254,39 +253,35 @@ class Emitter:
 
     def _object(self, facts: ObjectFacts, depth: int) -> Term:
         inner, separator = self.style.deeper(depth), self.style.item(depth)
-        members: list[Member] = []
+        needed, others = dict[str, Term](), list[Term]()
+        known, rules = self._properties, id(facts.rules)  # the solver keeps the rules alive, and so their id their own
         for name in {**facts.properties, **facts.required}:
-            required = name in facts.required
-            allowed = not facts.names or self.solver.names_admit(facts.names, name)
-            term = self._property(name, facts, inner) if allowed else NOTHING
-            if term.op != "nothing":
-                members.append(Member(name, term, required))
-            elif required:
-                return NOTHING
+            key = (name, facts.properties.get(name), rules, inner)
+            term = known.get(key)
+            if term is None:  # made once, as the alternatives of a schema share most of theirs
+                term = known[key] = self.member(name, self.value(self.solver.property_node(facts, name), inner))
+            if term.op == "nothing" or facts.names and not self.solver.names_admit(facts.names, name):
+                if name in facts.required:
+                    return NOTHING
+            elif name in facts.required:
+                needed[name] = term
+            else:
+                others.append(term)
         extra = self._extra(facts, inner)
         lo, hi = facts.lo, facts.hi
-        if hi is not None and extra.op == "nothing" and hi >= len(members):
+        if hi is not None and extra.op == "nothing" and hi >= len(needed) + len(others):
             hi = None
-        needed = len([member for member in members if member.required])
-        if lo <= needed:
+        if lo <= len(needed):
             lo = 0
-        counted = 1 + (needed if facts.undeclared_witnesses else len(members))  # undeclared names may be equal: together they count as one
+        counted = 1 + len(needed) + (0 if facts.undeclared_witnesses else len(others))  # undeclared names may be equal: together they count as one
         if lo > counted and extra.op != "nothing":
             why = "needs several properties that are not declared, and nothing keeps their names apart"
             self.document.refuse("minProperties", self._place, why)
             lo = counted
         if facts.undeclared_witnesses:
-            return self._object_with_witnesses(facts, members, hi, depth)  # `lo` is no more than they are
-        body = picked(members, extra, separator, lo, hi, facts.required)
-        return self.style.enclose("{}", body, lo == 0 and needed == 0, depth)
-
-    def _property(self, name: str, facts: ObjectFacts, depth: int) -> Term:
-        """A name and its value: made once, as the alternatives of a schema share most of theirs."""
-        key = (name, facts.properties.get(name), id(facts.rules), depth)  # the solver keeps the rules alive, and so their id their own
-        term = self._properties.get(key)
-        if term is None:
-            term = self._properties[key] = self.member(name, self.value(self.solver.property_node(facts, name), depth))
-        return term
+            return self._object_with_witnesses(facts, [*needed.values()], others, hi, depth)  # `lo` is no more than they are
+        body = picked(needed, others, extra, separator, lo, hi, facts.required)
+        return self.style.enclose("{}", body, lo == 0 and not needed, depth)
 
     def member(self, name: str, value: Term) -> Term:
         """A declared name and its value."""
@@ -371,7 +366,7 @@ class Emitter:
             terms.append(self._names_term(names.literals))
         return both(*terms)
 
-    def _object_with_witnesses(self, facts: ObjectFacts, members: list[Member], hi: int | None, depth: int) -> Term:
+    def _object_with_witnesses(self, facts: ObjectFacts, needed: list[Term], others: list[Term], hi: int | None, depth: int) -> Term:
         """One property may satisfy several needs, so each way to divide the needs among properties is a list of its own."""
         inner, witnesses, extra = self.style.deeper(depth), facts.undeclared_witnesses, self._extra(facts, self.style.deeper(depth))
         if len(witnesses) > MAX_WITNESSES:
@@ -381,8 +376,7 @@ class Emitter:
         for groups in partitions(witnesses):
             found = [self._extra(facts, inner, tuple([names for names, _ in group]), frozenset([v for _, v in group if v])) for group in groups]
             if NOTHING not in found:
-                items = [*[(member.term, member.required) for member in members], *[(term, True) for term in found]]
-                ways.append(pick(items, self.style.item(depth), extra, 0, hi))
+                ways.append(pick_of([*needed, *found], others, self.style.item(depth), extra, 0, hi))
         return self.style.enclose("{}", alt(*ways), False, depth)
 
 

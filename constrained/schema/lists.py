@@ -11,7 +11,7 @@ from itertools import chain, combinations
 from typing import TypeVar
 
 from ..errors import LimitError
-from ..grammar import EMPTY, NOTHING, Term, alt, pick, ref, rep, seq
+from ..grammar import EMPTY, NOTHING, Term, alt, pick_of, ref, rep, seq
 
 MAX_STATES = 4_000
 T = TypeVar("T")
@@ -27,25 +27,17 @@ def repeated(item: Term, separator: Term, lo: int, hi: int | None, started: bool
     return seq(item, rep(more, max(lo - 1, 0), None if hi is None else hi - 1))
 
 
-@dataclass(slots=True)
-class Member:
-    """One that may occur once, and must if `required`."""
+def picked(
+    needed: dict[str, Term], others: list[Term], extra: Term, separator: Term, lo: int, hi: int | None, order: Iterable[str] = ()
+) -> Term:
+    """Members, `needed` ones by name and `others`, each at most once, and any number of extras, `lo` to `hi` of them in all.
 
-    name: str
-    term: Term
-    required: bool = False
-
-
-def picked(members: list[Member], extra: Term, separator: Term, lo: int, hi: int | None, order: Iterable[str] = ()) -> Term:
-    """Members, each at most once, and any number of extras, `lo` to `hi` of them in all.
-
-    Where every member is required they come in the given order, or in that of the names in `order`: so they are forced text. Where some
-    may be left out the writer chooses anyway, and so it may choose the order too."""
-    if not all(member.required for member in members):
-        return pick([(member.term, member.required) for member in members], separator, extra, max(lo, 1), hi)
-    n = len(members)
-    by_name = {member.name: member.term for member in members}
-    orders = [list(by_name.values()), [by_name[name] for name in order if name in by_name]]
+    Where all are needed they come in the given order, or in that of the names in `order`: so they are forced text. Where some may be left
+    out the writer chooses anyway, and so it may choose the order too."""
+    if others:
+        return pick_of(needed.values(), others, separator, extra, max(lo, 1), hi)
+    n = len(needed)
+    orders = [list(needed.values()), [needed[name] for name in order if name in needed]]
     if orders[0] == orders[1]:
         orders.pop()
     lists = alt(*[seq(*[part for term in terms for part in (separator, term)][1:]) for terms in orders if len(terms) == n])

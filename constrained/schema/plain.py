@@ -11,7 +11,7 @@ from ..grammar import ANY_STRING, MAX_REPEAT, NOTHING, Term, alt, json_string, l
 from . import numbers
 from .facts import ANY_KIND, ARRAY, NUMBER, OBJECT, STRING, kind_of
 from .keywords import ENFORCE
-from .lists import Member, picked, repeated
+from .lists import picked, repeated
 from .state import type_bits
 
 if TYPE_CHECKING:
@@ -86,20 +86,23 @@ def large(emitter: Emitter, number: int, schema: dict[Any, Any], depth: int) -> 
 
 
 def _object(emitter: Emitter, number: int, schema: dict[str, Any], depth: int) -> Term | None:
-    inner, members = emitter.style.deeper(depth), list[Member]()
+    inner, needed, others = emitter.style.deeper(depth), dict[str, Term](), list[Term]()
     properties, required = schema.get("properties", {}), schema.get("required", ())
     for name, child in properties.items():
         term = emitter.member(name, emitter.child(number, child, inner, "properties", name))
         if term.op == "nothing":
             return None
-        members.append(Member(name, term, name in required))
+        if name in required:
+            needed[name] = term
+        else:
+            others.append(term)
     for name in required:
         if name not in properties:
             return None
     extra, more = NOTHING, schema.get("additionalProperties", True)
     if more is not False:
         extra = emitter.named(emitter.undeclared(frozenset(properties)), emitter.child(number, more, inner, "additionalProperties"))
-    body = picked(members, extra, emitter.style.item(depth), 0, None, required)
+    body = picked(needed, others, extra, emitter.style.item(depth), 0, None, required)
     return emitter.style.enclose("{}", body, not required, depth)
 
 

@@ -160,7 +160,7 @@ def encode(source: GrammarSource) -> array[int]:
         raise GrammarError(f"the grammar has no rule {source.start!r} to start from", place=source.start)
     order = list({id(root): root for root in source.rules.values()}.values())
     index = {id(term): n for n, term in enumerate(order)}  # by identity, which costs no hashing; what is equal twice is only written twice
-    records: list[int] = []
+    records = [0, len(rules), rules[source.start], *[index[id(root)] for root in source.rules.values()]]
     texts: list[str] = []
     write, number, say = records.append, index.get, texts.append
     for term in order:  # grows as terms are met
@@ -196,8 +196,8 @@ def encode(source: GrammarSource) -> array[int]:
             write(n)
         if op == "rep":
             records += [-1 if n is None else n for n in args[1:]]
-    flat = array("i", [len(order), len(rules), rules[source.start], *[index[id(root)] for root in source.rules.values()]])
-    flat.extend(records)
+    records[0] = len(order)
+    flat = array("i", records)
     flat.frombytes("".join(texts).encode(_UTF_32))
     return flat
 

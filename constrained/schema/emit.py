@@ -70,10 +70,13 @@ class Emitter:
                 if term is None:
                     term = self._solved(node, depth)
             except GrammarError as error:
-                if error.place or not self._place:
-                    raise
-                raise type(error)(f"{error} (in the schema at {self._place or '#'})", place=self._place) from error
+                raise self._placed(error, node) from error.__cause__
             self.rules[name] = term
+
+    def _placed(self, error: GrammarError, node: Node) -> GrammarError:
+        """The error with the place of the schema that is written, if it does not know a place."""
+        place = self.document.place(min(node) >> 1) if node else ""
+        return error if error.place or not place else type(error)(f"{error} (in the schema at {place})", place=place)
 
     def value(self, node: Node, depth: int = 0) -> Term:
         """The term of a value that satisfies `node`; NOTHING if there is none."""
@@ -109,7 +112,10 @@ class Emitter:
             if isinstance(facts, StringFacts) and facts.values is None:
                 languages.append(string_language(facts))
             else:
-                terms.append(self._facts_term(facts, depth))
+                try:
+                    terms.append(self._facts_term(facts, depth))
+                except GrammarError as error:
+                    raise self._placed(error, node) from error.__cause__
         return alt(*terms, in_quotes(alt(*languages)))
 
     def _later(self, node: Node, depth: int) -> Term:

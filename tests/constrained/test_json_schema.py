@@ -43,6 +43,17 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "number"}, ["-0", "1e5", "1E-2", "0.10"], ["+1", ".5", "1.", "NaN", "Infinity", "--1", "1e"]),
     ({"type": "integer", "not": {"enum": [3, 5]}}, ["4", "-3", "35"], ["3", "5"]),
     ({"type": "number", "not": {"type": "integer"}}, ["0.5", "-2.25"], ["1", "1.0", "-3"]),
+    ({"type": "integer", "multipleOf": 12_345, "maximum": 100_000}, ["12345", "98760", "0", "-24690"], ["12346", "111105", "12345.0"]),
+    ({"type": ["number", "null"], "not": {"multipleOf": 0.5}}, ["0.25", "-7.1"], ["0.5", "3", "0", "null"]),
+    # plain schemas without a type, with several, with bounds
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": False}, ['{"a": 1}', "{}", "[1]", '"x"', "null", "1.5"], ['{"a": "x"}', '{"b": 1}']),
+    ({"type": ["array", "object", "null"], "items": {"type": "integer"}, "required": ["a"], "properties": {"a": True}},
+     ["[1]", "[]", '{"a": 0}', "null"], ['["x"]', "{}", "1", '"x"']),
+    ({"type": "array", "items": {"type": ["integer", "number", "boolean"]}, "minItems": 1, "maxItems": 2},
+     ["[1.5]", "[true, 2]"], ["[]", "[1, 2, 3]", '["x"]']),
+    ({"type": "array", "items": {"type": "null"}, "maxItems": 0}, ["[]"], ["[null]"]),
+    ({"type": ["string", "null"], "enum": ["a", None, True, "a"]}, ['"a"', "null"], ["true", '"b"']),
+    ({"const": "a\u00e9"}, ['"a\u00e9"'], ['"a"']),
     ({"enum": [1.0, "a", None]}, ["1.0", "1", '"a"', "null"], ["2", '"b"', "1.5"]),
     # objects: names, counts, what is not declared
     (PLACE, ['{"x": 1, "y": 2}', '{"x": 1, "y": 2, "z": [1]}'], ['{"y": 2, "x": 1}', '{"x": 1}', '{"x": 1, "y": 2, "x": 3}']),
@@ -63,6 +74,11 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "object", "not": {"required": ["a"]}}, ['{"b": 1}', "{}"], ['{"a": 1}', '{"b": 1, "a": 2}']),
     ({"type": "object", "allOf": [{"properties": {"a": {"const": 1}}}, {"required": ["a"]}], "unevaluatedProperties": False},
      ['{"a": 1}'], ['{"a": 1, "b": 2}', "{}"]),
+    # names that must be there though none is declared, among others, and no more than so many
+    ({"type": "object", "properties": {"x": {"type": "null"}}, "required": ["x"], "maxProperties": 3, "allOf": [
+        {"not": {"patternProperties": {"^a": {"not": {"const": 1}}}}}, {"not": {"patternProperties": {"z$": {"not": {"const": 1}}}}}]},
+     ['{"x": null, "a": 1, "z": 1}', '{"az": 1, "x": null}', '{"q": 5, "x": null, "az": 1}', '{"z": 1, "ab": 1, "x": null}'],
+     ['{"x": null, "a": 1}', '{"az": 1}', '{"x": null, "a": 2, "z": 1}', '{"x": null, "q": 1, "a": 1, "z": 1}']),
     # arrays
     ({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}, "maxItems": 4},
      ["[]", "[1]", "[1, 2, 3, 3]"], ["[2]", "[1, 3]", "[1, 2, 3, 3, 3]", "[1,2]"]),
@@ -72,7 +88,15 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "array", "items": {"enum": [1, 2, "x"]}, "uniqueItems": True, "minItems": 2}, ['[2, "x"]', '["x", 1, 2]'], ["[1, 1]", "[1]", "[3, 1]"]),
     ({"type": "array", "items": {"type": "integer"}, "minItems": 1000, "maxItems": 100_000}, ["[" + ", ".join(["7"] * 1000) + "]"],
      ["[" + ", ".join(["7"] * 999) + "]"]),
+    ({"type": "array", "items": {"type": "string", "maxLength": 0}, "uniqueItems": True}, ["[]", '[""]'], ['["", ""]', '["a"]']),
     # joining
+    ({"type": "object", "required": ["t"], "allOf": [{"properties": {"n": {"type": "integer"}}}, {"oneOf": [
+        {"properties": {"t": {"enum": ["a"]}, "x": {"const": 1}}}, {"properties": {"t": {"enum": ["b"]}, "x": {"const": 2}}}]}]},
+     ['{"t": "a", "x": 1}', '{"n": 3, "t": "b"}', '{"x": 2, "t": "b"}'], ['{"t": "a", "x": 2}', '{"t": "c"}', '{"x": 1}', '{"t": "a", "n": "x"}']),
+    ({"oneOf": [{"properties": {"t": {"const": "a"}}}, {"properties": {"t": {"const": "b"}}, "required": ["t"]}]},
+     ['{"t": "a"}', '{"t": "b"}', "{}"], ['{"t": "c"}']),
+    ({"type": "string", "enum": ["abc", "xyz", "ab"], "allOf": [{"pattern": "^a"}, {"minLength": 3}]}, ['"abc"'], ['"ab"', '"xyz"']),
+    ({"type": "string", "oneOf": [{"pattern": "on"}, {"pattern": "off"}]}, ['"on"', '"xoffx"', '"online"'], ['"on off"', '"x"']),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, ["1", "2.5", '"x"'], ["3", "1.5"]),
     ({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}, ['{"a": 1}', '{"b": 1, "c": 2}'],
      ['{"a": 1, "b": 2}', "{}"]),
@@ -118,6 +142,7 @@ def test_language(schema: Any, accepted: list[str], refused: list[str]) -> None:
         ({"type": "array", "not": {"uniqueItems": True}}, "uniqueItems"), ({"extends": {}}, "extends"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "string", "pattern": "(a)\\1"}, "'pattern'"), ({"type": "object", "patternProperties": {"\\b": True}}, "'patternProperties'"),
+        ({"type": "integer", "multipleOf": 10**17 + 3}, "multiples"), ({"$defs": 5, "title": "#"}, "$defs"),
         ({"const": float("nan")}, "const"), ({"enum": [1, {"a": [float("inf")]}]}, "enum"),
         ({"prefixItems": [True, {"$ref": "#/prefixItems/-1"}]}, "$ref"),
     ],
@@ -205,6 +230,8 @@ def test_whitespace_styles(style: str, text: str) -> None:
     assert '{"x":' + " " * 40 + "1" not in Language(schema, whitespace="flexible")
     with pytest.raises(GrammarError, match="json, compact, pretty, flexible"):
         compile_schema(schema, whitespace="loose")
+    with pytest.raises(GrammarError, match="flexible"):
+        Language(schema, whitespace=["json"])
 
 
 def test_forced_text_is_what_every_document_holds() -> None:

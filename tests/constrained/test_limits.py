@@ -51,7 +51,8 @@ def test_memory_limit_of_one_grammar():
 
 @pytest.mark.parametrize(
     ("kind", "source"),
-    [("regex", 5), ("regex", "a\0b"), ("regex", "(" * 10_000), ("regex", "(" * 120 + "a" + ")" * 120 + "\\b"),
+    [("regex", 5), ("regex", "a\0b"), ("regex", "a\ud800"), ("json_object", {"type": "string"}),
+     ("regex", "(" * 10_000), ("regex", "(" * 120 + "a" + ")" * 120 + "\\b"),
      ("choice", []), ("choice", [1]), ("choice", "x"),
      ("regex", "[ab]c?" * 16_000), ("regex", "[ab]c?" * 100_000),
      ("lark", "not a grammar"), ("ebnf", "also = not"), ("lark", {"a": 1}), ("regex", "a" * (5 << 20)), ("json_schema", {1: object()})],

@@ -157,6 +157,13 @@ class Document:
         self._check_acyclic(literal >> 1)
         return literal
 
+    def known_target(self, schema: Any) -> Literal | None:
+        """What a schema that is nothing but a $ref means, where another one like it was asked for before."""
+        if type(schema) is not dict or "$ref" not in schema or not self.refers_alone(schema):
+            return None
+        known = self._targets.get(schema["$ref"])
+        return known if known is not None and known >> 1 in self._acyclic else None
+
     def _resolve(self, owner: int, reference: str) -> Literal:
         key = (owner, reference) if self.embedded_ids or not reference.startswith("#") else reference
         known = self._targets.get(key)
@@ -213,7 +220,10 @@ class Document:
 
     def _check_acyclic(self, start: int) -> None:
         """Refuses a schema that is applied to the very value that it is being applied to (Core 9.4.1)."""
-        if start in self._acyclic or IN_PLACE.isdisjoint(self.schemas[start]):
+        if start in self._acyclic:
+            return
+        if IN_PLACE.isdisjoint(self.schemas[start]):
+            self._acyclic.add(start)
             return
         path, open_now = [(start, iter(self._applied_in_place(start)))], {start}
         while path:

@@ -50,6 +50,7 @@ class Emitter:
         self._todo: list[tuple[str, Node, int]] = []
         self._properties: dict[tuple[str, tuple[Literal, ...] | None, int, int], Term] = {}
         self._extras: dict[tuple[object, ...], Term] = {}
+        self.lists: dict[tuple[int, int, int | None, int], tuple[Term, Term]] = {}
         self._others: dict[frozenset[str], Term] = {}
         self._pairs: dict[tuple[str, int], tuple[Term, Term]] = {}
         self._refs: dict[tuple[str, int], Term] = {}

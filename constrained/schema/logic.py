@@ -309,7 +309,7 @@ class Solver:
         if known is None:
             if type(schema) is Held:
                 return schema
-            literal = self.document.literal(schema, (number, path))
+            literal = self.document.known_target(schema) or self.document.literal(schema, (number, path))
             known = self.plain(literal)
             if literal > FALSE:  # then the document keeps the schema, and with it its id
                 self._children[id(schema)] = known

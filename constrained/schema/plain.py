@@ -60,7 +60,10 @@ def listed(schema: dict[Any, Any]) -> Term | None:
 
 def is_large(schema: dict[Any, Any]) -> bool:
     """Whether `large` may know a schema that has a type, which is an object, an array or both."""
-    return "type" in schema and _BEYOND_LARGE.isdisjoint(schema) and not type_bits(schema["type"]) & ~(ARRAY | OBJECT)
+    kind = schema.get("type")
+    if kind is None or not _BEYOND_LARGE.isdisjoint(schema):
+        return False
+    return kind == "object" or kind == "array" or not type_bits(kind) & ~(ARRAY | OBJECT)
 
 
 def large(emitter: Emitter, number: int, schema: dict[Any, Any], depth: int) -> Term | None:
@@ -68,6 +71,8 @@ def large(emitter: Emitter, number: int, schema: dict[Any, Any], depth: int) -> 
     if not _BEYOND_LARGE.isdisjoint(schema):
         return None
     names = schema.get("type", list(SCALARS))
+    if names == "object":
+        return _object(emitter, number, schema, depth)
     kinds = type_bits(names) if "type" in schema else ANY_KIND
     parts: list[Term] = []
     if kinds & OBJECT:
@@ -114,4 +119,9 @@ def _array(emitter: Emitter, number: int, schema: dict[str, Any], depth: int) ->
     item = emitter.child(number, schema.get("items", True), emitter.style.deeper(depth), "items")
     if item.op == "nothing" or hi is not None and lo > hi:
         return None
-    return emitter.style.enclose("[]", repeated(item, emitter.style.item(depth), lo, hi, started=False), lo == 0, depth)
+    key = (id(item), lo, hi, depth)
+    known = emitter.lists.get(key)
+    if known is None:
+        body = repeated(item, emitter.style.item(depth), lo, hi, started=False)
+        known = emitter.lists[key] = emitter.style.enclose("[]", body, lo == 0, depth), item  # which is kept alive, and so its id its own
+    return known[0]

@@ -25,6 +25,8 @@ MAX_PATTERN = 100_000
 FREE, FIXED, INNER = "free", "fixed", "inner"
 """What stands beside a node: anything (a search), the end of the input, or more of the pattern."""
 
+_LITERAL = re.compile(r"(\^?)([\w \-/:@,;'\"=<>&%#!~`]+)(\$?)", re.ASCII)
+"""Characters that stand for themselves in all dialects, between anchors or not."""
 _ECMA_SPACE = ((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F),
                (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF))
 _WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -40,6 +42,9 @@ def from_regex(pattern: str, *, search: bool = False) -> Term:
     if len(pattern) > MAX_PATTERN:
         raise LimitError(f"a regex of {len(pattern):,} characters; the limit is {MAX_PATTERN:,}")
     edge = FREE if search else FIXED
+    if plain := _LITERAL.fullmatch(pattern):  # as most patterns of names are
+        start, text, end = plain.groups()
+        return _Translator(pattern, search).pad(lit(text), FIXED if start else edge, FIXED if end else edge)
     try:
         return _Translator(pattern, search).wrap(parse(pattern, ecma=search), edge, edge)
     except RecursionError:

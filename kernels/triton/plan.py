@@ -70,7 +70,7 @@ class Work:
         lists, sizes = _lists(meta, per_group)
         if any(has > may for has, may in zip(astuple(sizes), astuple(self.sizes), strict=True)):
             raise KernelError(f"a pass of {sizes} does not fit in the {self.sizes} that were reserved")
-        self.buffer.copy_(torch.from_numpy(_laid(lists, self.sizes)), non_blocking=True)
+        self.buffer.copy_(_staged(_laid(lists, self.sizes), self.buffer.device), non_blocking=True)
         sequences, width = meta.tables.shape
         self.tables[:sequences, :width].copy_(meta.tables, non_blocking=True)
 
@@ -85,8 +85,14 @@ def plan(meta: AttnMeta, per_group: int, device: torch.device, *, room: Sizes | 
     if tables is None:
         tables = meta.tables.to(device, non_blocking=True)
     work = Work(room, buffer, views[0].view(-1, 6), views[1].view(-1, 6), views[2], views[3], views[4], views[5].view(-1, 3), views[6], tables)
-    buffer.copy_(torch.from_numpy(_laid(lists, room)), non_blocking=True)
+    buffer.copy_(_staged(_laid(lists, room), device), non_blocking=True)
     return work
+
+
+def _staged(values: np.ndarray, device: torch.device) -> Tensor:
+    """In memory that a GPU reads by itself, so that the copy is queued and not waited for."""
+    host = torch.from_numpy(values)
+    return host.pin_memory() if device.type == "cuda" else host
 
 
 def _lengths(sizes: Sizes) -> list[int]:
@@ -151,12 +157,12 @@ def _tiles(meta: AttnMeta, starts: np.ndarray, lengths: np.ndarray, most: int, p
 
 
 def _cut(runs: list[Tile], most: int, positions: np.ndarray) -> list[Tile]:
-    """Runs with at most so many rows each."""
+    """Runs with at most so many rows each. The last row of a sequence's own is the furthest; of a shared run each row sees all."""
     tiles: list[Tile] = []
     for owner, start, stop, rows in runs:
         for at in range(0, len(rows), most):
             tile = rows[at : at + most]
-            end = min(stop, int(positions[tile].max()) + 1)
+            end = min(stop, int(positions[tile[-1]]) + 1)
             if start < end:
                 tiles.append((owner, start, end, tile))
     return tiles

@@ -140,7 +140,8 @@ class SamplingRows:
     The order is that of a sampler on the host: bias, penalties, mask; then temperature, top_k, top_p, min_p; then the uniform
     number of (seed, position), the first two words of Philox4x32-10, picks by inverse distribution: over the ids in their
     order, or with top_k, top_p or min_p over those that they leave, the likeliest first and of equals the lower id.
-    Tables belong to whoever keeps the requests; a row without an entry has -1.
+    Tables belong to whoever keeps the requests; a row without an entry has -1. Ids that end an answer, and may not yet, are
+    0 in its mask (min_new_tokens).
     """
 
     temperature: Tensor  # (R,) float32; below 1e-6, and with top_k 1, the largest logit is taken, of equals the lowest id

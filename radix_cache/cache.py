@@ -87,10 +87,10 @@ class PrefixCache:
         self.extend_match(lease, ids, limit=limit)
         return lease
 
-    def count_hit(self, lease: Lease) -> None:
-        """Notes that a request really ran on this prefix (statistics of the nodes on its path)."""
+    def count_hit(self, lease: Lease, *, new: int = 0) -> None:
+        """Notes that a request really ran on this prefix (statistics of the nodes on its path); `new` of it was computed for it."""
         self.tree.note_hit(lease.node)
-        self.saved_tokens += lease.shared
+        self.saved_tokens += lease.shared - new
 
     def extend_match(self, lease: Lease, ids: Ints, *, limit: int | None = None) -> int:
         """Takes up what others have put into the tree beyond the lease since; the number of new positions.

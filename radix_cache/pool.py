@@ -40,6 +40,14 @@ class KVPool:
             for layer, held in enumerate(pool):
                 held[slots] = parts[:, half, layer]
 
+    def copy(self, source: Ints, target: Ints, turn: tuple[Tensor, Tensor] | None = None) -> None:
+        """What `source` slots hold to `target` slots, of which none is a source. `turn`, cos and sin (head_dim / 2,), rotates the keys:
+        halves as rotary embeddings turn them, in float32."""
+        a, b = (torch.from_numpy(slots.astype(np.int64)).to(self.k.device) for slots in (source, target))
+        for keys, values in zip(self.k, self.v, strict=True):
+            keys[b] = keys[a] if turn is None else _turned(keys[a], *turn)
+            values[b] = values[a]
+
     def _bytes(self) -> tuple[Rows, Rows]:
         """k and v as (layers, slots, bytes), the same memory."""
         layers, slots = self.k.shape[:2]
@@ -49,3 +57,13 @@ class KVPool:
     @staticmethod
     def bytes_per_slot(*, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         return 2 * layers * kv_heads * head_dim * dtype.itemsize
+
+
+def _turned(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(tokens, kv_heads, head_dim), the first 2 * len(cos) entries of each head rotated by the angles."""
+    half = len(cos)
+    first, second = keys[..., :half].float(), keys[..., half : 2 * half].float()
+    turned = keys.clone()
+    turned[..., :half] = first * cos - second * sin
+    turned[..., half : 2 * half] = second * cos + first * sin
+    return turned

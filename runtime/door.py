@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..radix_cache import IntBuffer
 from .config import EngineConfig
-from .errors import ConstraintError, PromptError, RequestError
+from .errors import ConstraintError, PromptError, RequestError, UnsupportedError
 from .histogram import Histogram
+from .model_runner import Copying
 from .philox import fold
 from .protocol import Constraint, GenerateRequest
 from .request import Request
@@ -30,6 +31,7 @@ class Door:
         self.tokenizer = tokenizer
         self.limits = Limits(runner.vocab_size, runner.context_length, runner.slots)
         self.mask_words = (min(tokenizer.vocab_size, runner.vocab_size) + 31) // 32
+        self._joins = isinstance(runner, Copying) and not config.disable_radix_cache
         self._seed = config.random_seed
         self._seeded = 0
         self._compiler: GrammarCompiler | None = None
@@ -39,6 +41,8 @@ class Door:
     def prepare(self, request: GenerateRequest) -> list[Request]:
         """One Request for each of the n outputs. Raises RequestError."""
         validate(request, self.limits)
+        if request.joined and not self._joins:
+            raise UnsupportedError("joined: parallel encoding needs the radix cache and a model on one rank", field="joined")
         params = request.params
         ids = self._encode(request)
         check_prompt(ids, self.limits, params.max_new_tokens)

@@ -22,6 +22,7 @@ from .cost_model import CostModel
 from .door import Door
 from .errors import CancelledError, DeadlineError, EngineClosedError, EngineError, QueueFullError, RametError, RequestError
 from .goodput import Goodput
+from .joins import Joins
 from .jump import WINDOW, JumpForward
 from .model_runner import Runner
 from .output import append_jump, append_token, close, final_chunk, next_chunk
@@ -58,6 +59,7 @@ class Engine:
         self.jumps = JumpForward(tokenizer)
         self.pins = Pins(self.cache)
         self.tiers = Tiers.open(config, self.cache, runner)
+        self.joins = Joins(self.scheduler, runner, self._ask, self.abort, self._end)
         self.steps = 0  # forward passes
         self.computed_tokens = 0  # rows of all passes
         self.goodput = Goodput()
@@ -107,8 +109,13 @@ class Engine:
                 heapq.heappush(self._deadlines, (one.deadline, id(one), one))
 
     def _queue(self, request: Request) -> None:
-        if not self.tiers.fetch(request):  # else it comes when its prefix was read back
+        if not self.joins.hold(request) and not self.tiers.fetch(request):  # else it comes when its prefix was joined, or read back
             self.scheduler.add(request)
+
+    def _ask(self, request: GenerateRequest) -> None:
+        """Queues a request of the engine's own; its chunks go to nobody."""
+        self._live[request.rid] = self.prepare(request)
+        self._queue(self._live[request.rid][0])
 
     def check_room(self, n: int) -> None:
         """Raises QueueFullError unless n more requests may wait."""
@@ -121,7 +128,7 @@ class Engine:
 
         Its last chunk (from the next `step`) has finish "abort", or `reason` as its error."""
         for request in self._live.get(rid, ())[:]:
-            if not self.tiers.drop(request):
+            if not self.joins.drop(request) and not self.tiers.drop(request):
                 self.scheduler.drop(request)
             self._end(request, reason or CancelledError(f"request {rid!r} was aborted"))
 
@@ -160,13 +167,11 @@ class Engine:
         self._expire(begin)
         for request in self.tiers.arrived():
             self.scheduler.add(request)
-        plan = self.scheduler.plan()
-        while not plan and self.scheduler.waiting and not self.scheduler.running and self.pins.give_way():
-            plan = self.scheduler.plan()
+        plan = self._plan()
         chunks, self._done = self._done, []
         if not plan:
             self.tiers.rest()
-            return chunks
+            return self.joins.take(chunks)
         try:
             batch = self.runner.build(plan)
             logits = self.runner.forward(batch).cpu()
@@ -175,14 +180,29 @@ class Engine:
             raise
         except Exception as error:
             self._fail(plan, error)
-            return chunks + self._take_done()
+            return self.joins.take(chunks + self._take_done())
         self.steps += 1
         self.computed_tokens += plan.n_tokens
         tokens = self._draw(plan, batch, logits)
         work = plan.work
         chunks += self._commit(plan, tokens)
         self.cost.observe(work, time.monotonic() - begin)
-        return chunks + self._take_done()
+        return self.joins.take(chunks + self._take_done())
+
+    def _plan(self) -> Plan:
+        """The scheduler's next plan; where there is none for want of room, what is held for later gives way."""
+        self.joins.advance()
+        plan = self.scheduler.plan()
+        self.joins.planned()
+        while not plan and not self.scheduler.running and (self.scheduler.waiting or self.joins.short) and self._give_way():
+            if not self.scheduler.waiting:
+                self.joins.advance()
+            plan = self.scheduler.plan()
+            self.joins.planned()
+        return plan
+
+    def _give_way(self) -> bool:
+        return self.pins.give_way() or not self.tiers.loading and self.joins.give_way()
 
     def generate(self, request: GenerateRequest) -> Iterator[Chunk]:
         """Submits one request and steps until it is done: chunks of that request. For use without a loop beside."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .config import EngineConfig
 from .errors import ConfigError
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..kernels.interface import Kernels
     from ..radix_cache.pool import KVPool
+    from ..radix_cache.slots import Ints
     from .batch import ForwardBatch
     from .models.llama import LlamaModel
 
@@ -53,6 +54,15 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class Copying(Protocol):
+    """A runner that can move KV to other positions (`runtime.joins`)."""
+
+    def copy_kv(self, source: Ints, target: Ints, shift: int) -> None:
+        """The KV of `source` slots to `target`, as if each had been computed `shift` positions later."""
+        ...
+
+
 @dataclass(slots=True)
 class ModelRunner:
     """A model on one device."""
@@ -81,6 +91,13 @@ class ModelRunner:
 
     def mask_logits(self, logits: Tensor, bits: Tensor) -> None:
         self.kernels.mask_logits(logits, bits)
+
+    def copy_kv(self, source: Ints, target: Ints, shift: int) -> None:
+        """See `Copying`. Every scaling in `models.rope` turns a pair of dimensions by an angle that is proportional to the position, so
+        that rotations add up; one whose frequencies depend on the length of the text (dynamic NTK, longrope) would not fit here."""
+        from .models.rope import turn_by
+
+        self.pool.copy(source, target, turn_by(self.model.weights.rope, shift) if shift else None)
 
     def describe(self) -> str:
         return f"{self.kernels.name}: {self.kernels.why}"

@@ -73,6 +73,7 @@ class GenerateRequest:
     ttft_target: float | None = None  # milliseconds from submit to the first token; wished for, see docs/scheduler.md
     tpot_target: float | None = None  # milliseconds between later tokens
     tenant: str = ""  # requests of different tenants share no KV either, whatever their salts
+    joined: tuple[tuple[int, ...], ...] = ()  # parts that are encoded apart: (prefix's end, end of each part) per join, see docs/cache.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class ScoreRequest:
     priority: int = 0
     deadline: float | None = None
     tenant: str = ""
+    joined: tuple[tuple[int, ...], ...] = ()  # of `prompt`
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class Request:
     turn: int = 0  # place in the order of arrival
     overtaken_until: int = 0  # number of admissions from which on nobody goes before it
     cached_tokens: int = 0  # of the prompt, at first admission
+    encoded: int = 0  # of them, those that parts computed for it
     retractions: int = 0
     started: float | None = None  # first planned
 
@@ -64,7 +65,21 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         """With whom it shares KV."""
-        return Namespace(self.source.cache_salt, self.source.tenant)
+        return self._namespace(self.source.joined)
+
+    @property
+    def part_namespace(self) -> Namespace:
+        """That of the parts of its last join."""
+        return self._namespace(self.source.joined[:-1])
+
+    def _namespace(self, joined: tuple[tuple[int, ...], ...]) -> Namespace:
+        extra = (("joined", ";".join(",".join(map(str, group)) for group in joined)),) if joined else ()
+        return Namespace(self.source.cache_salt, self.source.tenant, extra)
+
+    @property
+    def joined(self) -> int:
+        """How many ids, from the first, must come from the cache: they were joined, and are not computed where they stand."""
+        return self.source.joined[-1][-1] if self.source.joined else 0
 
     @property
     def todo(self) -> int:

@@ -45,6 +45,7 @@ class Scheduler:
         self.retractions = 0  # for want of slots
         self.preemptions = 0  # for requests of a higher priority
         self._preemptive = policy == "priority"
+        self._returned: list[Request] = []  # joined KV that they need was evicted
         self._step = 0
 
     def add(self, request: Request) -> None:
@@ -73,6 +74,11 @@ class Scheduler:
         if self.waiting and not draft.retracted:  # what was just thrown out must not come back in the same step
             self._admit(draft)
         return draft.plan()
+
+    def take_returned(self) -> list[Request]:
+        """Requests that cannot start: joined KV (`runtime.joins`) that they begin with is not, or no longer, in the cache."""
+        returned, self._returned = self._returned, []
+        return returned
 
     def settle(self, request: Request, *, keep: bool = True) -> None:
         """Ends a request that runs: what it computed stays in the tree (unless keep=False), its lock is released."""
@@ -156,6 +162,10 @@ class Scheduler:
         """Admits a waiting request if its uncached ids and its expected answer fit beside what is promised to those that run."""
         alone = not self.running
         cached = self._peek(request)
+        if cached < request.joined:
+            self.waiting.remove(request, admitted=False)
+            self._returned.append(request)
+            return True
         needed = 0 if alone else self._promised(draft) + self.lengths.left(request)
         if not alone and (self.cache.available < len(request.ids) - cached + needed or not self.pace.bears(self.running, request)):
             return False
@@ -189,7 +199,7 @@ class Scheduler:
         return draft.promised
 
     def _enlist(self, request: Request, lease: Lease) -> None:
-        self.cache.count_hit(lease)
+        self.cache.count_hit(lease, new=request.encoded)
         request.lease, request.computed = lease, len(lease.slots)
         first = request.started is None
         if request.due is not None:
@@ -198,7 +208,8 @@ class Scheduler:
             request.rank = self.clock() + FAIR * self.pace.cost.coefficients.token * request.todo
         if first:
             request.started = self.clock()
-            request.cached_tokens = min(request.computed, request.prompt_len)
+            request.cached_tokens = min(request.computed, request.prompt_len) - request.encoded
+        request.encoded = 0
         self.waiting.remove(request, admitted=first)
         self.running.append(request)
 

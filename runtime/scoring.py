@@ -44,7 +44,10 @@ def score_requests(request: ScoreRequest) -> list[GenerateRequest]:
     """The requests whose chunks a `ScoreCollector` turns into Scores. Their rids begin with the request's own."""
     if not request.options or any(not option for option in request.options):
         raise RequestError("options: at least one, each of at least one token, is needed", field="options")
-    common = {"params": _NOTHING, "cache_salt": request.cache_salt, "tenant": request.tenant, "priority": request.priority, "deadline": request.deadline}
+    common = {
+        "params": _NOTHING, "cache_salt": request.cache_salt, "tenant": request.tenant, "priority": request.priority,
+        "deadline": request.deadline, "joined": request.joined,
+    }  # fmt: skip
     requests: list[GenerateRequest] = []
     for i, part in enumerate(parts_of(request)):
         wanted = part.known < len(part.path)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from .errors import PromptError, RequestError
@@ -43,9 +44,34 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
             raise RequestError(f"{name}={value!r}: text is needed", field=name)
     if request.deadline is not None:
         _number("deadline", request.deadline, low=0.0)
+    _joined(request, limits)
     for name in ("ttft_target", "tpot_target"):
         if (target := getattr(request, name)) is not None:
             _number(name, target, low=0.0, open_low=True)
+
+
+def _joined(request: GenerateRequest, limits: Limits) -> None:
+    """The spans that are encoded apart: ascending, inside the prompt, and with room for the parts beside what is joined of them."""
+    def refuse(why: str) -> RequestError:
+        return RequestError(f"joined={request.joined!r}: {why}", field="joined")
+
+    if not request.joined:
+        return
+    if not isinstance(request.prompt, tuple | list):
+        raise refuse("the prompt must be token ids, since spans are counted in them")
+    low = 0
+    for group in request.joined:
+        if len(group) < 2 or not all(isinstance(at, int) and not isinstance(at, bool) for at in group):
+            raise refuse("each join is the end of the prefix and the end of each part, whole numbers")
+        if group[0] < low or any(b <= a for a, b in pairwise(group)):
+            raise refuse("positions must ascend, in a join and from one join to the next")
+        low = group[-1]
+    if low >= len(request.prompt):
+        raise refuse(f"the prompt has {len(request.prompt)} ids; at least one must follow the last part, to be computed after the join")
+    if 2 * low > limits.slots:
+        raise refuse(f"parts and what is joined of them need {2 * low} slots; the KV pool has {limits.slots} (max_total_tokens)")
+    if request.logprobs and 0 <= request.logprob_start <= low:
+        raise refuse(f"logprobs of ids before position {low + 1} are not to be had (logprob_start_len): they are not computed where they stand")
 
 
 def check_prompt(ids: Iterable[int], limits: Limits, max_new_tokens: int) -> None:

@@ -60,6 +60,13 @@ def rope_table(head_dim: int, theta: float, scaling: RopeScaling | None, positio
     return RopeTable(angles.cos() * scale, angles.sin() * scale)
 
 
+def turn_by(table: RopeTable, positions: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of the rotation that moves a key on by as many positions; what a scaling multiplies them by is in the key already."""
+    cos, sin = table.cos[positions], table.sin[positions]
+    length = torch.hypot(cos, sin)
+    return cos / length, sin / length
+
+
 def _frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """(head_dim / 2,) radians a position, float32 throughout as the models were trained."""
     plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

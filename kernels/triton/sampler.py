@@ -5,6 +5,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..errors import KernelError
 from ..interface import SamplingRows
 from . import draw, logprobs
 
@@ -16,6 +17,7 @@ class TritonSampler:
         logits = logits.contiguous()
         n, vocabulary = logits.shape
         out = torch.empty(n, dtype=torch.int32, device=logits.device)
+        _check(rows, n, vocabulary)
         if not n:
             return out
         blocks = triton.cdiv(vocabulary, draw.BLOCK.value)
@@ -62,3 +64,19 @@ class TritonSampler:
                 NB=triton.next_power_of_2(blocks), IDS=triton.next_power_of_2(max(n_ids, 1)),
             )  # fmt: skip
         return chosen, top_ids, top_values
+
+
+def _check(rows: SamplingRows, n: int, vocabulary: int) -> None:
+    """Raises KernelError where a kernel would read past the end of a table. Shapes only: values stay on the device."""
+    each = {name: getattr(rows, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position", "bits_row", "bias_row", "seen_row")}
+    for name, values in {**each, "penalties": rows.penalties}.items():
+        if values is not None and len(values) != n:
+            raise KernelError(f"{name} is for {len(values)} rows, the logits have {n}")
+    for name, width in (("bits", -(-vocabulary // 32)), ("bias", vocabulary), ("seen", vocabulary)):
+        table, places = getattr(rows, name), getattr(rows, f"{name}_row")
+        if (table is None) != (places is None):
+            raise KernelError(f"{name} and {name}_row go together")
+        if table is not None and (table.shape[1] < width if name == "bits" else table.shape[1] != width):
+            raise KernelError(f"{name} {tuple(table.shape)} do not cover a vocabulary of {vocabulary}")
+    if rows.seen is not None and rows.penalties is None:
+        raise KernelError("seen without penalties")

@@ -1,6 +1,7 @@
 """Drawing on the device draws what the host draws: the same logits, parameters, seed and position give the same id."""
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramet.kernels import KernelError
 from ramet.kernels.interface import Kernels, Sampler, SamplingRows
 from ramet.runtime import sampler as host
 from ramet.runtime.philox import uniform
@@ -238,3 +240,33 @@ def test_an_empty_pass_draws_nothing(device: Sampler) -> None:
     rows = rows_of([], 100, plain=True)
     assert device.draw(torch.empty(0, 100), rows).shape == (0,)
     assert device.logprobs(torch.empty(0, 100), torch.empty(0, 2, dtype=torch.int32), 3)[1].shape == (0, 3)
+
+
+@pytest.mark.parametrize("change", [
+    {"bits": torch.ones(2, 3, dtype=torch.int32)}, {"bias": torch.zeros(2, 99)}, {"seen_row": None}, {"penalties": None},
+    {"top_p": torch.ones(3)}, {"seed": torch.zeros(1, dtype=torch.int64)},
+])  # fmt: skip
+def test_tables_that_do_not_fit_are_refused(device: Sampler, change: dict[str, Any]) -> None:
+    rows = rows_of([a_request(SamplingParams(), [1], [2], 0)] * 2, 100, torch.full((2, 4), -1, dtype=torch.int32))
+    with pytest.raises(KernelError, match=next(iter(change)).split("_")[0]):
+        device.draw(torch.zeros(2, 100), replace(rows, **change))
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), 1e30, -7.0])
+def test_what_stood_in_memory_before_changes_nothing(device: Sampler, monkeypatch: pytest.MonkeyPatch, garbage: float) -> None:
+    """Every scratch tensor begins as garbage."""
+    requests = [a_request(p, [1], [2, 2], 3 + i) for i, p in enumerate(PARAMS)]
+    logits = torch.randn(len(PARAMS), 1100) * 2
+    want = check(device, logits, requests)
+    empty = torch.empty
+
+    def poisoned(*shape: Any, **options: Any) -> torch.Tensor:
+        made = empty(*shape, **options)
+        return made.fill_(garbage if made.is_floating_point() else -(2**31) if garbage < 0 else 2**31 - 1)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    assert torch.equal(device.draw(logits, rows_of(requests, 1100)), want)
+    chosen, top_ids, top_values = device.logprobs(logits, torch.zeros(len(PARAMS), 1, dtype=torch.int32), 3)
+    logprobs = torch.log_softmax(logits.double(), -1)
+    torch.testing.assert_close(chosen[:, 0].double(), logprobs[:, 0], atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(top_values.double(), logprobs.gather(1, top_ids.long()), atol=2e-6, rtol=1e-6)

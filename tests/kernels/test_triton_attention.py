@@ -124,3 +124,19 @@ def test_an_eight_bit_cache(interpreted: Kernels) -> None:
     q = torch.randn(2, 4, 16)
     got = interpreted.attention(q, pools[0], pools[1], meta, 0.25)
     torch.testing.assert_close(got.double(), naive(q, pools[0].float(), pools[1].float(), meta, 0.25), rtol=1e-4, atol=1e-5)
+
+
+def test_what_stood_in_memory_before_changes_nothing(interpreted: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial results and outputs begin as NaN."""
+    meta, k, v, q = a_pass([Sequence(1, 601, (("root", 590),)), Sequence(2, 640, (("root", 590),)), Sequence(1, 30), Sequence(20, 290)], share=True)
+    want = naive(q, k, v, meta, 0.25)
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def nan(made: torch.Tensor) -> torch.Tensor:
+        return made.fill_(float("nan") if made.is_floating_point() else 2**31 - 1)
+
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: nan(empty(*shape, **options)))
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: nan(empty_like(like, **options)))
+    got = interpreted.attention(q, k, v, meta, 0.25)
+    monkeypatch.undo()
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)

@@ -60,6 +60,7 @@ class Prefix:
     role: str | None = None  # of the message that is open
     message: str = ""  # what it holds so far
     ahead: Any = None  # text that a remote service has written beyond what was asked
+    joined: tuple[tuple[int, ...], ...] = ()  # parts of the ids that are encoded apart, as in `GenerateRequest`
 
 
 NOTHING_SAID = Prefix()
@@ -101,7 +102,7 @@ class Branch:
         self._begin(NOTHING_SAID)
 
     def _begin(self, prefix: Prefix) -> None:
-        self.ids, self.began, self.role, self.ahead = prefix.ids, prefix.began, prefix.role, prefix.ahead
+        self.ids, self.began, self.role, self.ahead, self.joined = prefix.ids, prefix.began, prefix.role, prefix.ahead, prefix.joined
         self.pending: list[str] = [prefix.pending] if prefix.pending else []
         self.pieces: list[str] = [prefix.text] if prefix.text else []
         self.messages: list[dict[str, Any]] = list(prefix.messages)
@@ -262,7 +263,7 @@ class Branch:
         pending = "".join(self.pending)
         self.pending[:] = [pending] if pending else []
         text = self.text()
-        return Prefix(self.ids, pending, text, self.began, tuple(self.messages), self.role, "".join(self.message), self.ahead)
+        return Prefix(self.ids, pending, text, self.began, tuple(self.messages), self.role, "".join(self.message), self.ahead, self.joined)
 
     # ---- the executor ----
 

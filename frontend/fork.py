@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.errors import CancelledError, RequestError
+from ..runtime.errors import CancelledError, RequestError, UnsupportedError
 from . import waiting
+from .backends.base import Joining
 from .branch import Branch, Do, Prefix
-from .steps import settle
+from .steps import settle, tokens
 
 if TYPE_CHECKING:
     from .state import ProgramState
 
 GATHER = ("gather", "gather_variable")
-CONCATENATE = ("concatenate", "concate_and_append")
+CONCATENATE = "concatenate"
+APART = "concate_and_append"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,22 @@ class Forks:
         """Brings the branches together in the state they were forked from.
 
         "gather_variable" (or "gather"): each variable that branches set becomes a list of their values (a dict if they have names).
-        "concatenate" (or "concate_and_append"): that, and their texts are appended in order.
+        "concatenate": that, and their texts are appended in order.
+        "concate_and_append": the same text, encoded in parallel - each branch has attended to what was before the fork and to itself only,
+        and what follows attends to all. Branches are not computed again; answers differ from those of "concatenate".
         "first": goes on with the branch that is through first; the others are cancelled.
         best(key), or "best" with `key`: goes on with the branch for which key(branch) is largest.
         The last two return the branch taken. Raises a failed branch's error, with its index in the notes.
         """
-        if mode in GATHER or mode in CONCATENATE:
+        if mode == APART and not isinstance(self._source.run.backend, Joining):
+            raise UnsupportedError(f"mode={mode!r}: this backend cannot join what it computed apart; choose 'concatenate'", field="mode")
+        if mode in (*GATHER, CONCATENATE, APART):
             self._wait_all()
+            if mode == APART:
+                self._check_parts()
             self._gather()
-            if mode in CONCATENATE:
-                self._source._branch.append(Do(self._concatenate))
+            if mode in (CONCATENATE, APART):
+                self._source._branch.append(Do(self._concatenate if mode == CONCATENATE else self._join_apart))
             return None
         if mode == "first":
             return self._take(self._first())
@@ -87,7 +95,7 @@ class Forks:
             self._wait_all()
             by: Any = mode.key if isinstance(mode, best) else key
             return self._take(max(self._states, key=by))
-        known = ", ".join((*GATHER, *CONCATENATE, "first", "best(key)"))
+        known = ", ".join((*GATHER, CONCATENATE, APART, "first", "best(key)"))
         raise RequestError(f"mode={mode!r}: choose one of {known}", field="mode")
 
     def _wait_all(self) -> None:
@@ -138,16 +146,39 @@ class Forks:
             base = child.start
             grown = child.text()[len(base.text) :]
             if parent.ids == base.ids and "".join(parent.pending) == base.pending:  # nothing in between: go on with its ids
-                parent.ids, parent.pending, parent.began = child.ids, list(child.pending), child.began
+                parent.ids, parent.pending, parent.began, parent.joined = child.ids, list(child.pending), child.began, child.joined
                 parent.show(grown)
             elif (own := _own_ids(child, grown)) is not None:
                 head, ids = own
                 parent.pending.append(head)
-                parent.ids = settle(parent) + ids
+                moved = len(settle(parent)) - (len(child.ids) - len(ids))
+                parent.joined += tuple(tuple(at + moved for at in group) for group in child.joined[len(base.joined) :])
+                parent.ids += ids
                 parent.pending = list(child.pending)
                 parent.show(grown)
             else:  # all of it is text that has no ids yet
                 parent.say(grown)
+
+    def _check_parts(self) -> None:
+        for i, state in enumerate(self._states):
+            if state._branch.joined != state._branch.start.joined:
+                raise UnsupportedError(f"mode={APART!r}: branch {i} was joined so itself; choose 'concatenate' for one of the two", field="mode")
+
+    def _join_apart(self, parent: Branch) -> None:
+        """The branches' own ids one after the other. The last of all is left to what follows: its row must see everything."""
+        parent.ids = settle(parent) or tuple(tokens(parent, ""))
+        ends = [len(parent.ids)]
+        for state in self._states:
+            child = state._branch
+            parent.ids += _part(child)
+            parent.show(child.text()[len(child.start.text) :])
+            if len(parent.ids) > ends[-1]:
+                ends.append(len(parent.ids))
+        parent.began = parent.began or self._states[0]._branch.began
+        ends[-1] -= 1
+        spans = tuple(dict.fromkeys(ends))
+        if len(spans) > 2:  # one part alone sees what it would see anyway
+            parent.joined += (spans,)
 
     def _take(self, state: ProgramState) -> ProgramState:
         """The source goes on as `state` does."""
@@ -170,6 +201,22 @@ def _own_ids(child: Branch, grown: str) -> tuple[str, tuple[int, ...]] | None:
         if len(text) >= len(base.pending) and whole.startswith(text):
             return text[len(base.pending) :], ids[count:]
     return None
+
+
+def _part(child: Branch) -> tuple[int, ...]:
+    """The ids of what a fork has said, its text to the end; those that were generated, unless a token reaches back before the fork."""
+    base, backend = child.start, child.run.backend
+    ids = (child.ids + tuple(tokens(child, "".join(child.pending))))[len(base.ids) :]
+    if not base.ids:  # what a tokenizer puts before all text is no part's
+        lead = tuple(backend.encode("", add_special=True))
+        ids = ids[len(lead) :] if ids[: len(lead)] == lead else ids
+    for count in range(len(ids) + 1):
+        head = backend.decode(ids[:count])
+        if head == base.pending:
+            return ids[count:]
+        if len(head) > len(base.pending):
+            break
+    return tuple(backend.encode(child.text()[len(base.text) :]))
 
 
 def _noted(error: BaseException, index: int, size: int) -> BaseException:

@@ -55,8 +55,9 @@ class Generation(Step):
         params = merged(run.defaults, own, node.constraint)
         deadline = run.remaining(node.timeout)
         return GenerateRequest(
-            self.rid, settle(branch), params, wants.wanted, wants.start, wants.top, (), node.priority, node.cache_salt, deadline=deadline
-        )
+            self.rid, settle(branch), params, wants.wanted, wants.start, wants.top, (), node.priority, node.cache_salt, deadline=deadline,
+            joined=branch.joined,
+        )  # fmt: skip
 
     def take(self, chunk: Chunk) -> None:
         """The sink: called for every chunk, on the backend's thread."""

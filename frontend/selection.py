@@ -42,13 +42,13 @@ class Selection(Step):
         self.wholes = {choice: tuple(tokens(branch, before + choice)) for choice in self.node.choices}
         start = min(common_length(prompt, whole) for whole in self.wholes.values())
         self.tails = {choice: whole[start:] for choice, whole in self.wholes.items()}
-        self._score((branch.ids + prompt[:start]) or (self._start_id(),), self.tails.values(), self._scored)
+        self._score((branch.ids + prompt[:start]) or (self._start_id(),), self.tails.values(), self._scored, branch.joined)
         return self
 
-    def _score(self, prompt: Ids, options: Iterable[Ids], then: Callable[[Scores], None]) -> None:
+    def _score(self, prompt: Ids, options: Iterable[Ids], then: Callable[[Scores], None], joined: tuple[Ids, ...] = ()) -> None:
         """Scores `options`; `then` gets the scores on the backend's thread, and its errors end the branch."""
         branch, run = self.branch, self.branch.run
-        request = ScoreRequest(run.next_rid(), prompt, tuple(distinct(options)), deadline=run.remaining(None))
+        request = ScoreRequest(run.next_rid(), prompt, tuple(distinct(options)), deadline=run.remaining(None), joined=joined)
 
         def take(scores: Scores) -> None:
             if branch.rid != request.rid:

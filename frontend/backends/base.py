@@ -71,6 +71,13 @@ class Pinning(Protocol):
         """Lets `ids` be evicted again. False if they were not pinned."""
 
 
+@runtime_checkable
+class Joining(Protocol):
+    """A backend that takes requests with `joined` parts; asked for with `isinstance`."""
+
+    joins: bool
+
+
 class Line(Protocol):
     """One state of a program, to a backend that keeps states: `submit` and `score` as the backend's own, for this state alone.
 

@@ -56,6 +56,7 @@ class Fake:
     """
 
     speculates = False
+    joins = True  # what parts attend to makes no difference to a script
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class RuntimeEndpoint:
     """
 
     speculates = False
+    joins = True
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class RuntimeEndpoint:
     async def _generate(self, state: State | None, request: GenerateRequest, sink: ChunkSink) -> None:
         """By the session that the server has of the state; in another way when the server has forgotten it, or has no room."""
         body, prompt = generate_body(request), request.prompt
-        if state is None or isinstance(prompt, str):
+        if state is None or isinstance(prompt, str) or request.joined:  # a session holds plain ids
             source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
             await self._stream("/generate", {**source, "cache_salt": request.cache_salt or None, **body}, request, sink)
             return
@@ -166,9 +167,10 @@ class RuntimeEndpoint:
             "rid": request.rid,
             "priority": request.priority,
             "deadline": request.deadline,
+            "joined": request.joined or None,
         }
         while True:
-            near = None if state is None else self._sessions.nearest(state, request.cache_salt)
+            near = None if state is None or request.joined else self._sessions.nearest(state, request.cache_salt)
             async with self._guard():
                 response = await self._later.post("/score", json={**body, **prefix_of(near, request)})
             if response.status_code == 200:
@@ -313,6 +315,8 @@ def generate_body(request: GenerateRequest) -> dict[str, Any]:
     }
     if request.logprobs:
         body |= {"return_logprob": True, "logprob_start_len": request.logprob_start, "top_logprobs_num": request.top_logprobs}
+    if request.joined:
+        body["joined"] = request.joined
     if request.token_ids_logprob:
         body["token_ids_logprob"] = list(request.token_ids_logprob)
     return body

@@ -20,6 +20,7 @@ class Runtime:
     """
 
     speculates = False
+    joins = True
 
     def __init__(self, model_path: str = DEFAULT_MODEL, **options: Any) -> None:
         from ...runtime.config import EngineConfig

@@ -134,6 +134,8 @@ class Completion:
                 cache_salt=body.cache_salt or "",
                 tenant=body.tenant or "",
                 deadline=service.deadline(body.deadline),
+                ttft_target=body.ttft_target,
+                tpot_target=body.tpot_target,
             )
             for i, prompt in enumerate(prompts)
         ]

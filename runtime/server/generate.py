@@ -67,6 +67,9 @@ class GenerateBody(Wire):
     extra_key: str | None = Field(None, description="SGLang's other name of cache_salt")
     tenant: str = Field("", description="Requests of different tenants share no KV, whatever their salts")
     deadline: Number | None = Field(None, gt=0, description="seconds")
+    ttft_target: Number | None = Field(None, gt=0, description="milliseconds to the first token; wished for")
+    tpot_target: Number | None = Field(None, gt=0, description="milliseconds between later tokens; wished for")
+    joined: IdLists | None = Field(None, description="of one prompt in ids: for each join, where its prefix and each of its parts end")
 
 
 class Batch:
@@ -89,6 +92,8 @@ class Batch:
             raise RequestError("rid: two requests have the same id", field="rid")
         if body.cache_salt is not None and body.extra_key is not None:
             raise RequestError("cache_salt and extra_key are the same thing; give one", field="extra_key")
+        if body.joined and self.many:
+            raise RequestError("joined: spans of one prompt; send a request for each", field="joined")
         columns = {
             name: self._each(getattr(body, name), name, len(prompts))
             for name in ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "priority")
@@ -106,6 +111,9 @@ class Batch:
                 cache_salt=body.cache_salt or body.extra_key or "",
                 tenant=body.tenant,
                 deadline=service.deadline(body.deadline),
+                ttft_target=body.ttft_target,
+                tpot_target=body.tpot_target,
+                joined=tuple(map(tuple, body.joined or ())),
             )
             for i, (prompt, rid) in enumerate(zip(prompts, rids, strict=True))
         ]

@@ -37,6 +37,7 @@ class ScoreBody(Wire):
     cache_salt: str = ""
     priority: int = 0
     deadline: Number | None = Field(None, gt=0)
+    joined: IdLists | None = Field(None, description="as in POST /generate")
 
 
 class AbortBody(Wire):
@@ -111,7 +112,10 @@ def routes(service: Service) -> APIRouter:
             prefix, salt = await scored_prefix(body)
             options = tuple([await service.encode(item, add_special=False, field="options") if isinstance(item, str) else tuple(item) for item in body.options])
             rid = checked_rid(body.rid) if body.rid is not None else new_id()
-            scores = await client.score(ScoreRequest(rid, prefix, options, salt, body.priority, service.deadline(body.deadline)))
+            joined = tuple(map(tuple, body.joined or ()))
+            scores = await client.score(
+                ScoreRequest(rid, prefix, options, salt, body.priority, service.deadline(body.deadline), joined=joined)
+            )
             return {
                 "logprobs": [[finite(x) for x in row] for row in scores.logprobs],
                 "scores": [finite(sum(row)) for row in scores.logprobs],

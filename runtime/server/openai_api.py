@@ -94,6 +94,8 @@ class Chat:
                 cache_salt=self.body.cache_salt or "",
                 tenant=self.body.tenant or "",
                 deadline=self.service.deadline(self.body.deadline),
+                ttft_target=self.body.ttft_target,
+                tpot_target=self.body.tpot_target,
             )
             if self.plan is None:
                 source = plain(self.service, request)

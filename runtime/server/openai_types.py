@@ -15,6 +15,7 @@ from .wire import IdLists, Ids, Strings, Wire
 Unit = Annotated[float | int, Field(ge=0, le=1)]
 Penalty = Annotated[float | int, Field(ge=-2, le=2)]
 Seconds = Annotated[float | int, Field(gt=0)]
+Milliseconds = Seconds
 # known elsewhere and not to be had here; sent with these values they change nothing
 _NEVER = [
     "structural_tag",
@@ -95,6 +96,8 @@ class Shared(Wire):
     cache_salt: str | None = None
     tenant: str | None = None
     deadline: Seconds | None = None
+    ttft_target: Milliseconds | None = None
+    tpot_target: Milliseconds | None = None
     rid: str | None = None
 
 

@@ -16,7 +16,7 @@ from . import wire
 from .answers import EventStream, answer, describe
 from .chat import Delta
 from .openai_api import Chat, Choice
-from .openai_types import OFF, ChatBody, Number, Seconds, Unit
+from .openai_types import OFF, ChatBody, Milliseconds, Number, Seconds, Unit
 from .service import Service, new_id
 from .shapes import chat_logprobs, label
 from .wire import Wire
@@ -77,6 +77,8 @@ class ResponseBody(Wire):
     cache_salt: str | None = None
     tenant: str | None = None
     deadline: Seconds | None = None
+    ttft_target: Milliseconds | None = None
+    tpot_target: Milliseconds | None = None
     seed: int | None = Field(None, description="an extension, as in chat completions")
 
 
@@ -93,6 +95,8 @@ _SAME = (
     "cache_salt",
     "tenant",
     "deadline",
+    "ttft_target",
+    "tpot_target",
     "seed",
     "top_logprobs",
 )

@@ -115,6 +115,8 @@ class TurnBody(Wire):
     keep: bool = True
     priority: int = 0
     deadline: Annotated[Number, Field(gt=0)] | None = None
+    ttft_target: Annotated[Number, Field(gt=0)] | None = None
+    tpot_target: Annotated[Number, Field(gt=0)] | None = None
     rid: str | None = None
 
 
@@ -249,6 +251,8 @@ def routes(service: Service) -> APIRouter:
             priority=body.priority,
             cache_salt=place.session.cache_salt,
             deadline=service.deadline(body.deadline),
+            ttft_target=body.ttft_target,
+            tpot_target=body.tpot_target,
         )
         request.scope["ramet.log"]["rid"] = prompt.rid
         if body.stream:

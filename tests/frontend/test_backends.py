@@ -106,6 +106,28 @@ def test_concatenated_branches_keep_the_ids_that_were_generated(backend):
     assert state.get_meta_info("w")["prompt_tokens"] == begin + len(own) + 1
 
 
+def test_branches_joined_apart_are_not_computed_again(backend):
+    base = "What is known about them all, in a few words:"
+
+    def body(s):
+        s += base
+        forks = s.fork(3)
+        forks += lambda i: f" chunk number {i}, which says " + gen("v", ignore_eos=True)
+        forks.join("concate_and_append")
+        s += "." + gen("w", ignore_eos=True) + select("x", ["yes", "no"])
+
+    if isinstance(backend, ramet.OpenAI):
+        with pytest.raises(ramet.UnsupportedError, match="this backend cannot join"):
+            run(body, backend)
+        return
+    state = run(body, backend)
+    meta = state.get_meta_info("w")
+    assert meta["prompt_tokens"] == len(state.token_ids()) - 8 - len(state["x"])
+    if not isinstance(backend, ramet.Fake):  # a branch's last id was drawn and never computed, and of the last branch it is not needed
+        assert meta["prompt_tokens"] - meta["cached_tokens"] == 2 + 2
+        assert state.get_meta_info("x")["cached_tokens"] >= meta["prompt_tokens"] + 7
+
+
 @pytest.mark.parametrize(
     ("prompt", "options"),
     [

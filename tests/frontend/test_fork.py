@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ramet
-from ramet import gen
+from ramet import gen, select
 
 
 def run(body, backend, **options):
@@ -268,3 +268,78 @@ def test_concatenated_branches_whose_text_merged_with_the_prefix():
         state = ramet.function(body).run(backend=backend)
         assert state.text() == "xabc" + "bab"
         assert state.token_ids() == (ord("x"), 300, ord("c"), ord("b"), ord("a"), ord("b"))  # "ab" as it was generated, in two
+
+
+def test_branches_joined_apart_keep_their_ids_and_say_which_they_are(fake):
+    backend = fake(lambda p, r: "end" if p.endswith("?") else last_word(p, r), scores={"yes": -1.0, "no": -2.0}, bos=True)
+
+    def body(s):
+        s += "x y"
+        forks = s.fork(3)
+        forks += lambda i: f":{i}" + gen("n") + ";"
+        forks.join("concate_and_append")
+        s += "?" + gen("m")
+        more = s.fork(2)
+        more += lambda i: "ab"[i] + gen("n")
+        s += " so " + select("choice", ["yes", "no"])
+        more.join("concate_and_append")
+        s += "!" + gen("last")
+
+    state = run(body, backend)
+    text = state.text()
+    assert text.startswith("x y:00;:11;:22;?end so yes")
+    assert backend.decode(state.token_ids()) == text
+    first = (4, 8, 12, 15)  # after the beginning-of-text id; what follows has the last id, too
+    spans = {backend.decode(call.prompt): call.joined for call in backend.calls}
+    assert spans["x y:00;:11;:22;?"] == spans["x y:00;:11;:22;?enda"] == (first,)
+    assert spans["x y:00;:11;:22;?end so "] == (first,)
+    start = 1 + len("x y:00;:11;:22;?end so yes")
+    size = (len(text) - len("!") - len(state["last"]) + 1 - start) // 2
+    assert backend.calls[-1].joined == (first, (start, start + size, start + 2 * size - 1))
+    assert all(call.joined == () for call in backend.calls[:3])
+
+
+def test_branches_joined_apart_whose_text_merged_with_the_prefix():
+    def body(s):
+        s += "xa"
+        forks = s.fork(2)
+        forks += "b" + gen("v")
+        forks.join("concate_and_append")
+        s += "." + gen("w")
+
+    with Merging([[ord("c"), 257], [ord("a"), ord("b"), 257], [257]]) as backend:
+        state = ramet.function(body).run(backend=backend)
+        assert state.text() == "xabcbab."
+        assert state.token_ids() == tuple(map(ord, "xabc")) + (ord("b"), 300, ord("."))  # the prefix alone has no "ab": parts are cut behind it
+        assert backend.calls[-1].joined == ((2, 4, 5),)
+
+
+def test_a_branch_that_was_joined_apart_is_no_part_of_such_a_join(fake):
+    def body(s):
+        s += "x"
+        forks = s.fork(2)
+        for f in forks:
+            inner = f.fork(2)
+            inner += ["aa", "bb"]
+            inner.join("concate_and_append")
+        with pytest.raises(ramet.UnsupportedError, match="branch 0 was joined so itself"):
+            forks.join("concate_and_append")
+        forks.join("concatenate")
+        s += "?" + gen("m")
+
+    backend = fake("end")
+    assert run(body, backend).text() == "xaabbaabb?end"
+    assert backend.calls[-1].joined == ((1, 3, 4), (5, 7, 8))
+
+
+def test_branches_with_nothing_or_little_to_join_are_plain(fake):
+    def body(s):
+        forks = s.fork(3)
+        branch = forks[1]
+        branch += "abc"
+        forks.join("concate_and_append")
+        s += "?" + gen("m")
+
+    backend = fake("end")
+    assert run(body, backend).text() == "abc?end"
+    assert backend.calls[-1].joined == ()

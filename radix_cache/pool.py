@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .slots import Ints
 
+COPIED = 256  # tokens that are copied at a time: what is held between reading and writing stays in a processor's cache
 Rows = NDArray[np.uint8]  # (tokens, row_bytes): all that the pool holds of a token, as it would be written to a file
 
 
@@ -41,12 +42,16 @@ class KVPool:
                 held[slots] = parts[:, half, layer]
 
     def copy(self, source: Ints, target: Ints, turn: tuple[Tensor, Tensor] | None = None) -> None:
-        """What `source` slots hold to `target` slots, of which none is a source. `turn`, cos and sin (head_dim / 2,), rotates the keys:
-        halves as rotary embeddings turn them, in float32."""
+        """What `source` slots hold to `target` slots, of which none is a source. `turn`, cos and sin (tokens, head_dim / 2), rotates the
+        keys: halves as rotary embeddings turn them, in float32."""
         a, b = (torch.from_numpy(slots.astype(np.int64)).to(self.k.device) for slots in (source, target))
-        for keys, values in zip(self.k, self.v, strict=True):
-            keys[b] = keys[a] if turn is None else _turned(keys[a], *turn)
-            values[b] = values[a]
+        for begin in range(0, len(source), COPIED):
+            part = slice(begin, begin + COPIED)
+            keys = self.k.index_select(1, a[part])
+            if turn is not None:
+                _turn(keys, turn[0][part], turn[1][part])
+            self.k.index_copy_(1, b[part], keys)
+            self.v.index_copy_(1, b[part], self.v.index_select(1, a[part]))
 
     def _bytes(self) -> tuple[Rows, Rows]:
         """k and v as (layers, slots, bytes), the same memory."""
@@ -59,11 +64,10 @@ class KVPool:
         return 2 * layers * kv_heads * head_dim * dtype.itemsize
 
 
-def _turned(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(tokens, kv_heads, head_dim), the first 2 * len(cos) entries of each head rotated by the angles."""
-    half = len(cos)
+def _turn(keys: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotates (layers, tokens, kv_heads, head_dim) in place by the angles, the first 2 * cos.shape[1] entries of each head."""
+    half = cos.shape[1]
+    cos, sin = cos[:, None], sin[:, None]
     first, second = keys[..., :half].float(), keys[..., half : 2 * half].float()
-    turned = keys.clone()
-    turned[..., :half] = first * cos - second * sin
-    turned[..., half : 2 * half] = second * cos + first * sin
-    return turned
+    turned = first * cos - second * sin, second * cos + first * sin  # both before the first is written: float32 is not copied above
+    keys[..., :half], keys[..., half : 2 * half] = turned

@@ -201,12 +201,11 @@ class Joins:
         """To target[have:]; the prefix as it is, each part moved on to its place."""
         assert isinstance(self._runner, Copying)
         prefix = join.group[0]
-        spans = [(0, prefix, 0), *((a, b, a - prefix) for a, b in pairwise(join.group))]
-        for number, (start, stop, shift) in enumerate(spans):
-            begin = max(start, have)
-            if begin < stop:
-                source = join.leases[max(number - 1, 0)].slots.view
-                self._runner.copy_kv(source[begin - shift : stop - shift], target[begin:stop], shift)
+        sources, shifts = [join.leases[0].slots.view[:prefix]], np.zeros(len(target), dtype=np.int32)
+        for number, (start, stop) in enumerate(pairwise(join.group)):
+            sources.append(join.leases[number].slots.view[prefix:])
+            shifts[start:stop] = start - prefix
+        self._runner.copy_kv(np.concatenate(sources)[have:], target[have:], shifts[have:])
 
     def _queue(self, request: Request) -> None:
         if request.turn:  # it waited or ran before

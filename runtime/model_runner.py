@@ -58,8 +58,8 @@ class Runner(Protocol):
 class Copying(Protocol):
     """A runner that can move KV to other positions (`runtime.joins`)."""
 
-    def copy_kv(self, source: Ints, target: Ints, shift: int) -> None:
-        """The KV of `source` slots to `target`, as if each had been computed `shift` positions later."""
+    def copy_kv(self, source: Ints, target: Ints, shifts: Ints) -> None:
+        """The KV of `source` slots to `target`, as if each token had been computed so many positions later."""
         ...
 
 
@@ -92,12 +92,12 @@ class ModelRunner:
     def mask_logits(self, logits: Tensor, bits: Tensor) -> None:
         self.kernels.mask_logits(logits, bits)
 
-    def copy_kv(self, source: Ints, target: Ints, shift: int) -> None:
+    def copy_kv(self, source: Ints, target: Ints, shifts: Ints) -> None:
         """See `Copying`. Every scaling in `models.rope` turns a pair of dimensions by an angle that is proportional to the position, so
         that rotations add up; one whose frequencies depend on the length of the text (dynamic NTK, longrope) would not fit here."""
         from .models.rope import turn_by
 
-        self.pool.copy(source, target, turn_by(self.model.weights.rope, shift) if shift else None)
+        self.pool.copy(source, target, turn_by(self.model.weights.rope, shifts))
 
     def describe(self) -> str:
         return f"{self.kernels.name}: {self.kernels.why}"

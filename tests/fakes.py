@@ -64,10 +64,10 @@ class FakeRunner:
             logits[i] = fake_logits(self.token[table], self.vocab_size)
         return torch.from_numpy(logits)
 
-    def copy_kv(self, source: np.ndarray, target: np.ndarray, shift: int) -> None:
+    def copy_kv(self, source: np.ndarray, target: np.ndarray, shifts: np.ndarray) -> None:
         assert not set(source.tolist()) & set(target.tolist())
         self.token[target] = self.token[source]
-        self.position[target] = self.position[source] + shift
+        self.position[target] = self.position[source] + shifts
 
     def mask_logits(self, logits: torch.Tensor, bits: torch.Tensor) -> None:
         words = bits.numpy().view(np.uint32)

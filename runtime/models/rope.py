@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.interface import RopeTable
@@ -60,9 +62,12 @@ def rope_table(head_dim: int, theta: float, scaling: RopeScaling | None, positio
     return RopeTable(angles.cos() * scale, angles.sin() * scale)
 
 
-def turn_by(table: RopeTable, positions: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of the rotation that moves a key on by as many positions; what a scaling multiplies them by is in the key already."""
-    cos, sin = table.cos[positions], table.sin[positions]
+def turn_by(table: RopeTable, positions: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+    """cos and sin, (n, rotary_dim / 2) each, of the rotations that move keys on by as many positions.
+
+    What a scaling multiplies them by is in the keys already."""
+    at = torch.from_numpy(positions.astype(np.int64)).to(table.cos.device)
+    cos, sin = table.cos[at], table.sin[at]
     length = torch.hypot(cos, sin)
     return cos / length, sin / length
 

@@ -98,6 +98,6 @@ def test_a_key_that_is_turned_is_the_key_of_a_later_position(scaling):
         return torch.cat((a * cos - b * sin, b * cos + a * sin))
 
     pool.k[0, 0, 0], pool.v[0, 0, 0] = at(11), key
-    pool.copy(np.array([0], np.int32), np.array([2], np.int32), turn_by(table, 250))
+    pool.copy(np.array([0], np.int32), np.array([2], np.int32), turn_by(table, np.array([250], np.int32)))
     torch.testing.assert_close(pool.k[0, 2, 0], at(261), atol=1e-4, rtol=0)
     assert (pool.v[0, 2, 0] == key).all()

@@ -37,8 +37,8 @@ class Attending(FakeRunner):
         logits = [fake_logits(kv, self.vocab_size) for kv in rows]
         return torch.from_numpy(np.array(logits, dtype=np.float32).reshape(len(rows), self.vocab_size))
 
-    def copy_kv(self, source: np.ndarray, target: np.ndarray, shift: int) -> None:
-        super().copy_kv(source, target, shift)
+    def copy_kv(self, source: np.ndarray, target: np.ndarray, shifts: np.ndarray) -> None:
+        super().copy_kv(source, target, shifts)
         self.kv[target] = self.kv[source]
 
 

@@ -36,6 +36,7 @@ void quantise(const float* x, int inputs, int8_t* q, BlockScale* scale) {
 namespace {
 
 constexpr int GROUP = 16;  // rows that one call of a kernel takes
+constexpr int AHEAD = 1024;  // bytes of weights asked for ahead: a page further on, the processor does not foresee them
 constexpr int ROWS = 64;   // rows of a piece: their activations stay in the core's own cache
 const vi LOW4 = splat(0x0f0f0f0f), LOW2 = splat(0x03030303);
 
@@ -162,6 +163,7 @@ template <class Format, int MR> void packed_rows(const uint8_t* w, const Activat
   const BlockScale* s = x.scale + row * blocks;
   over_blocks<Format>(w, blocks, [&](const uint8_t* head, const uint8_t* block) {
     vi sum[MR];
+    for (int i = 0; i < Format::BYTES; i += 64) __builtin_prefetch(block + AHEAD + i);
     Format::template sums<MR>(sum, block, q, stride, s, blocks);
     Format::template add<MR>(head, block, sum, s, blocks, acc);
     q += BLOCK, s++;

@@ -90,6 +90,11 @@ class Runtime:
         """Queues, pool and counters of the engine as they are now."""
         return self._loop.stats()
 
+    def explain(self, prompt: str | Sequence[int], cache_salt: str = "", tenant: str = "") -> dict[str, Any]:
+        """Why as much of a prompt (text or ids) is cached as is, and no more: `radix_cache.Explanation` as a dict, with the texts of its ids."""
+        ids = self.encode(prompt, add_special=True) if isinstance(prompt, str) else list(prompt)
+        return self._loop.explain(ids, cache_salt, tenant)
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._loop.tokenizer

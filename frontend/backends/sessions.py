@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...runtime.errors import RametError
+
 Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # path, body -> answer; raises what went wrong
 
 SESSION_CODES = ("session_not_found", "session_busy", "too_many_sessions")  # of answers that mean: say it in another way
@@ -180,7 +182,7 @@ class Sessions:
         try:
             answer = await self.post("/session", {"input_ids": ids, "cache_salt": salt})
             self._hold(state, Held(answer["session_id"], ids, salt))
-        except Exception:
+        except RametError:
             pass  # each fork finds out for itself what is wrong, and says so
         finally:
             self._coming -= 1
@@ -213,7 +215,7 @@ class Sessions:
         if names:
             try:
                 await self.post("/session/close", {"session_ids": names})
-            except Exception:
+            except RametError:
                 pass  # the server drops idle sessions by itself
 
 

@@ -31,7 +31,10 @@ params = st.builds(
     stop=st.lists(st.text(), max_size=2).map(tuple),
     constraint=st.none() | st.builds(Constraint, st.sampled_from(["regex", "choice", "json_schema"]), st.text()),
 )
-requests = st.builds(GenerateRequest, st.text(), st.text() | ids, params, logprobs=st.booleans(), deadline=st.none() | numbers)
+requests = st.builds(
+    GenerateRequest, st.text(), st.text() | ids, params, logprobs=st.booleans(), deadline=st.none() | numbers,
+    joined=st.lists(ids, max_size=2).map(tuple),
+)  # fmt: skip
 chunks = st.builds(
     Chunk,
     st.text(),

@@ -121,7 +121,7 @@ def test_parse(client):
         ({"choice": ["yes", "no"]}, "yes"),
         ({"json_schema": {"const": 5}}, "5"),
         ({"min_p": 0.1, "top_k": 5}, "hi"),
-        ({"priority": 3, "cache_salt": "s", "deadline": 20}, "hi"),
+        ({"priority": 3, "cache_salt": "s", "deadline": 20, "ttft_target": 500, "tpot_target": 20.5}, "hi"),
         ({"chat_template_kwargs": {"a": 1}}, "hi"),
     ],
 )
@@ -455,6 +455,8 @@ CHAT_REFUSED = [
     ("nonsense", 1),
     ("rid", ""),
     ("deadline", 0),
+    ("ttft_target", 0),
+    ("tpot_target", "x"),
     ("chat_template", "{{ 1 }}"),
     ("store", True),
     ("messages", [{"role": "king", "content": "x"}]),

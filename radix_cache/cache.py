@@ -108,6 +108,11 @@ class PrefixCache:
         lease.node, lease.shared = node, len(lease.slots)
         return len(lease.slots) - start
 
+    def make_room(self, n: int, owner: str) -> None:
+        """Evicts what `n` slots that are about to be reserved one by one need, in one go; nothing if there are not so many."""
+        if self.free < n <= self.available:
+            self._evict(n - self.free, owner)
+
     def reserve(self, lease: Lease, n: int) -> Ints | None:
         """n more private slots at the end of the lease, evicting if needed; None (and nothing changed) if there are not so many."""
         if n > self.available:

@@ -62,11 +62,17 @@ class Pace:
 
     def bears(self, running: Iterable[Request], one_more: Request) -> bool:
         """False if a step of these streams alone would miss a target once `one_more` is among them."""
-        work, target = Work(), one_more.tpot_target or self._target
-        for request in (*running, one_more):
+        target = one_more.tpot_target or self._target
+        streams = [*running, one_more]
+        for request in streams:
+            if request.source.tpot_target is not None:
+                target = _least(target, request.tpot_target)
+        if target is None or len(streams) == 1:
+            return True
+        work = Work()
+        for request in streams:
             work.add(len(request.ids), 1, draws=True)
-            target = _least(target, request.tpot_target)
-        return target is None or work.drawn == 1 or self.cost.predict(work) * self.cost.margin <= target
+        return self.cost.predict(work) * self.cost.margin <= target
 
 
 def _least(a: float | None, b: float | None) -> float | None:

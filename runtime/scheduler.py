@@ -66,6 +66,7 @@ class Scheduler:
         if len(streams) > self.token_budget:  # the one that waited longest first, so that a small budget goes round
             streams.sort(key=lambda r: (r.last_step, r.arrival))
         chunks.sort(key=lambda r: (r.rank, r.turn))
+        self.cache.make_room(min(len(streams), self.token_budget), "answers that run")
         for request in (*streams, *chunks):
             if draft.budget == 0:
                 break

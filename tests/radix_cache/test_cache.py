@@ -128,6 +128,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.out += 1
         return lease, ids
 
+    @rule(n=st.integers(1, 20))
+    def make_room(self, n):
+        free, available = self.cache.free, self.cache.available
+        self.cache.make_room(n, "tests")
+        assert (self.cache.free, self.cache.available) == (max(free, n) if n <= available else free, available)
+
     @rule(held=leases, n=st.integers(1, 6))
     def reserve(self, held, n):
         lease, ids = held

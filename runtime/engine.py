@@ -22,7 +22,7 @@ from .cost_model import CostModel
 from .door import Door
 from .errors import CancelledError, DeadlineError, EngineClosedError, EngineError, QueueFullError, RametError, RequestError
 from .goodput import Goodput
-from .joins import Joins
+from .joins import MARK, Joins
 from .jump import WINDOW, JumpForward
 from .model_runner import Runner
 from .output import append_jump, append_token, close, final_chunk, next_chunk
@@ -89,6 +89,8 @@ class Engine:
         """Validates, encodes and compiles: one Request for each of the n outputs. Raises RequestError, UnsupportedError.
 
         Takes as long as the text and the grammar are large; call it off the step loop."""
+        if request.rid.startswith(MARK):
+            raise RequestError(f"rid={request.rid!r}: rids that begin with {MARK!r} are the engine's own", field="rid")
         requests = self.door.prepare(request)
         for one in requests:
             if one.matcher is not None:  # what the grammar forces from the start is computed with the prompt
@@ -114,12 +116,12 @@ class Engine:
 
     def _ask(self, request: GenerateRequest) -> None:
         """Queues a request of the engine's own; its chunks go to nobody."""
-        self._live[request.rid] = self.prepare(request)
+        self._live[request.rid] = self.door.prepare(request)
         self._queue(self._live[request.rid][0])
 
     def check_room(self, n: int) -> None:
         """Raises QueueFullError unless n more requests may wait."""
-        waiting = len(self.scheduler.waiting)
+        waiting = len(self.scheduler.waiting) + len(self.joins)
         if waiting + n > self.config.max_queued_requests:
             raise QueueFullError(f"{waiting} requests wait already (max_queued_requests={self.config.max_queued_requests}); try again later")
 

@@ -25,7 +25,7 @@ from .protocol import Chunk, GenerateRequest, SamplingParams
 from .request import Request
 from .scheduler import Scheduler
 
-MARK = "\0part "  # how the rids of parts begin; no caller's rid does
+MARK = "(part of a join) "  # how the rids of parts begin; the engine refuses a caller's that does
 _NOTHING = SamplingParams(max_new_tokens=0)
 
 
@@ -76,6 +76,10 @@ class Joins:
         self._numbers = count()
         self.joined_tokens = 0  # copied
         self.short = False  # a join has all its parts and no room to join them
+
+    def __len__(self) -> int:
+        """Requests that wait here."""
+        return sum(len(join.waiters) for join in self._joins.values())
 
     def hold(self, request: Request) -> bool:
         """True if the request's joined KV is yet to be made: it waits here."""

@@ -26,6 +26,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "tree_nodes": cache.tree.node_count,
         "saved_tokens": cache.saved_tokens,
         "tiers": engine.tiers.stats(),
+        "joins": {"waiting": len(engine.joins), "joined_tokens": engine.joins.joined_tokens},
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,
         "preemptions": scheduler.preemptions,

@@ -16,6 +16,7 @@ from ramet.runtime.engine import Engine
 from ramet.runtime.errors import CancelledError, EngineError, RequestError, UnsupportedError
 from ramet.runtime.protocol import GenerateRequest, SamplingParams, ScoreRequest
 from ramet.runtime.scoring import ScoreCollector, score_requests
+from ramet.runtime.stats import engine_stats
 
 
 class Attending(FakeRunner):
@@ -187,6 +188,7 @@ def test_an_abort_while_parts_are_computed_leaves_nothing_behind():
     eng = engine(chunked_prefill_size=8)
     eng.submit(request("r", PROMPT, (ENDS,)))
     eng.step()
+    assert engine_stats(eng)["joins"] == {"waiting": 1, "joined_tokens": 0}
     eng.abort("r")
     chunks = [chunk for _ in range(3) for chunk in eng.step()]
     assert [(chunk.rid, type(chunk.error)) for chunk in chunks] == [("r", CancelledError)]
@@ -219,6 +221,8 @@ def test_spans_that_are_none_are_refused_by_name(joined, why):
 
 
 def test_what_cannot_be_is_refused_at_the_door():
+    with pytest.raises(RequestError, match="the engine's own"):
+        engine().submit(request("(part of a join) 0", PROMPT))
     with pytest.raises(RequestError, match="need 98 slots; the KV pool has 80"):
         engine(slots=80).submit(request("r", PROMPT, (ENDS,)))
     with pytest.raises(RequestError, match="must be token ids"):

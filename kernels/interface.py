@@ -66,7 +66,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class AttnMeta:
-    """Who attends to what in one pass. All int32, contiguous, on the device.
+    """Who attends to what in one pass. All int32 and contiguous: `tables` on the device, the rest anywhere (peers that plan read it on the host).
 
     The row of sequence s at position p sees the slots tables[s, 0:p+1]. Rows are the last of their context:
     row r of s stands at position context_len[s] - (query_start[s+1] - r).

@@ -28,7 +28,7 @@ class EngineConfig:
     tokenizer_path: str | None = None  # default: beside the model
     load_format: str = "auto"
     dtype: str = "auto"  # activations and plain weights; "auto": what is fastest here, packed weights used as they are
-    device: str = "auto"
+    device: str = "auto"  # "auto" is the CPU; "cuda" is tested under Triton's interpreter only, and has not run on a card yet
     kernels: str = "auto"
     threads: int | None = None  # default: the cores this process may use
     tensor_parallel_size: int = 1  # ranks that compute the model together, each a process with its own device (or its part of the threads)

@@ -62,6 +62,7 @@ class Engine:
         self.joins = Joins(self.scheduler, runner, self._ask, self.abort, self._end)
         self.steps = 0  # forward passes
         self.computed_tokens = 0  # rows of all passes
+        self.shortages = 0  # passes for which the device had no memory
         self.goodput = Goodput()
         self._setting: str | None = None  # what `cost` holds for, if it is to be kept
         self._live: dict[str, list[Request]] = {}
@@ -180,6 +181,9 @@ class Engine:
             self.runner.check()  # a pass that was given up on the device ends like any other
         except EngineClosedError:  # there is nothing left to compute with
             raise
+        except torch.OutOfMemoryError as error:
+            self._relieve(plan, error)
+            return self.joins.take(chunks + self._take_done())
         except Exception as error:
             self._fail(plan, error)
             return self.joins.take(chunks + self._take_done())
@@ -372,11 +376,19 @@ class Engine:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live.get(entry[2].source.rid, ())]
             heapq.heapify(self._deadlines)
 
-    def _fail(self, plan: Plan, error: Exception) -> None:
+    def _relieve(self, plan: Plan, error: Exception) -> None:
+        """A pass for which the device had no memory: it is tried again in smaller steps, until a single row does not fit."""
+        self.shortages += 1
+        if plan.n_tokens == 1:
+            self._fail(plan, error, "the device has no memory for one more token")
+        else:
+            self.scheduler.undo(plan)
+
+    def _fail(self, plan: Plan, error: Exception, what: str = "the forward pass failed") -> None:
         """A pass that raised: its requests end with the error, and nothing it should have written is believed."""
         self.scheduler.fail(plan)
         for item in plan.items:
-            self._end(item.request, _failure("the forward pass failed", error))
+            self._end(item.request, _failure(what, error))
 
 
 def _failure(what: str, error: Exception) -> EngineError:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from .config import EngineConfig
-from .errors import ConfigError
+from .device import Memory, staged
 from .request import Plan
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ class ModelRunner:
     kernels: Kernels
     context_length: int
     tree_attention: bool = True
+    staged: bool = False  # passes are copied to the pool's device; else their tensors are used where `build_batch` made them
 
     @property
     def vocab_size(self) -> int:
@@ -82,9 +82,12 @@ class ModelRunner:
         return self.pool.slots
 
     def build(self, plan: Plan) -> ForwardBatch:
-        from .batch import build_batch
+        from .batch import ForwardBatch, build_batch
 
-        return build_batch(plan, tree_attention=self.tree_attention)
+        batch = build_batch(plan, tree_attention=self.tree_attention)
+        if not self.staged:
+            return batch
+        return ForwardBatch(staged(batch.inputs, self.pool.k.device), batch.row_start)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self.model.forward(batch.inputs, self.pool.k, self.pool.v)
@@ -131,17 +134,6 @@ def available_memory() -> int:
     return max(free, 0)
 
 
-def pool_slots(config: EngineConfig, context_length: int, bytes_per_slot: int) -> int:
-    """How many slots the pool gets. Raises ConfigError where what was asked for cannot fit."""
-    free = available_memory()
-    if config.max_total_tokens is not None:
-        if config.max_total_tokens * bytes_per_slot > free:
-            raise ConfigError(
-                f"max_total_tokens={config.max_total_tokens}: needs {config.max_total_tokens * bytes_per_slot / 2**30:.1f} GiB, "
-                f"{free / 2**30:.1f} GiB are free; at most {free // bytes_per_slot} fit"
-            )
-        return config.max_total_tokens
-    slots = min(max(MAX_DEFAULT_SLOTS, context_length), int(free * MEMORY_SHARE) // bytes_per_slot)
-    if slots < 1:
-        raise ConfigError(f"no memory for a KV pool: {free / 2**30:.2f} GiB are free")
-    return slots
+def host_memory(context_length: int) -> Memory:
+    """Of what a pool on the host is made."""
+    return Memory(available_memory(), MEMORY_SHARE, max(MAX_DEFAULT_SLOTS, context_length))

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .config import EngineConfig
+from .device import check_device, device_memory
 from .errors import ConfigError
-from .model_runner import ModelRunner, Runner, pool_slots
+from .model_runner import ModelRunner, Runner, host_memory
 
 if TYPE_CHECKING:
     from ..kernels.interface import Kernels
@@ -24,8 +25,7 @@ def open_runner(config: EngineConfig) -> tuple[Runner, Tokenizer]:
     from .hub import resolve
     from .tokenizer_files import load_tokenizer
 
-    if config.device == "cuda":
-        raise ConfigError("device='cuda': the GPU kernels have not run on a card yet; leave device out, or use device='cpu'")
+    device = check_device(config)
     files = resolve(config.model_path)
     tokenizer = load_tokenizer(files, config)
     kernels = open_kernels(config)
@@ -36,7 +36,10 @@ def open_runner(config: EngineConfig) -> tuple[Runner, Tokenizer]:
 
         return open_parallel(files, config, kernels), tokenizer
     part = open_part(files, config, kernels)
-    return part.runner(part.slots(config)), tokenizer
+    slots = part.slots(config)
+    if device != "cpu":
+        print(f"ramet: {kernels.name} kernels on {device}: a KV pool of {slots} tokens, {part.gib(slots):.1f} GiB", file=sys.stderr)
+    return part.runner(slots), tokenizer
 
 
 def open_kernels(config: EngineConfig) -> Kernels:
@@ -48,7 +51,7 @@ def open_kernels(config: EngineConfig) -> Kernels:
     if ranks > 1:
         threads = max(1, (threads or usable_cores()) // ranks)
     try:
-        return get_kernels("cpu", config.kernels, config.dtype, threads)
+        return get_kernels(check_device(config), config.kernels, config.dtype, threads)
     except KernelError as error:
         raise ConfigError(str(error)) from error
 
@@ -63,8 +66,15 @@ class Part:
 
     def slots(self, config: EngineConfig) -> int:
         """How many fit. On a CPU the ranks' pools lie in the same memory: a slot is that of the whole model. Raises ConfigError."""
-        shape = self.loaded.config
-        return pool_slots(config, shape.context_length, shape.kv_bytes(self.kernels.kv_dtype.itemsize))
+        memory = host_memory(self.loaded.config.context_length) if self.device == "cpu" else device_memory(self.device)
+        return memory.slots(config.max_total_tokens, self._bytes_per_slot)
+
+    def gib(self, slots: int) -> float:
+        return slots * self._bytes_per_slot / 2**30
+
+    @property
+    def _bytes_per_slot(self) -> int:
+        return self.loaded.config.kv_bytes(self.kernels.kv_dtype.itemsize)
 
     def runner(self, slots: int, ranks: Ranks | None = None) -> ModelRunner:
         """With a pool for the KV heads that it computes."""
@@ -75,14 +85,17 @@ class Part:
         pool = KVPool(
             layers=shape.n_layers, slots=slots, kv_heads=weights.n_kv_heads, head_dim=shape.head_dim, dtype=kernels.kv_dtype, device=self.device
         )
-        return ModelRunner(LlamaModel(shape, weights, kernels, ranks), pool, kernels, shape.context_length)
+        staged = kernels.name == "triton" or self.device != "cpu"  # interpreted, too: the same way as on a GPU
+        return ModelRunner(LlamaModel(shape, weights, kernels, ranks), pool, kernels, shape.context_length, staged=staged)
 
 
 def open_part(files: ModelFiles, config: EngineConfig, kernels: Kernels, rank: int = 0) -> Part:
     """Reads what a rank holds. Raises ModelError, ConfigError."""
     from .weights import load_model
 
-    device = "cpu"
+    device = check_device(config)
+    if device != "cpu" and config.dtype == "auto":  # expanded before the pool takes what is free; no GPU kernel reads packed weights
+        config = replace(config, dtype=str(kernels.activation_dtype).removeprefix("torch."))
     return Part(load_model(files, config, device=device, rank=rank), kernels, device)
 
 

@@ -17,6 +17,7 @@ from .pacing import Pace
 from .request import Plan, PlanItem, Request
 from .wait_queue import WaitQueue
 
+REGROWTH = 16  # passes without a shortage of memory, after which a step may have one token more
 FAIR = 3.0  # times as long as alone: what a prompt beside others may take
 
 
@@ -36,6 +37,8 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.token_budget = token_budget  # most tokens of one step
+        self._fits = token_budget  # of them, what memory is known to bear
+        self._borne = 0  # passes in a row that it bore since
         self.max_running = max_running
         self.pace = pace or Pace(CostModel(), auto=False)
         self.lengths = Lengths(conservativeness)
@@ -62,11 +65,13 @@ class Scheduler:
         chunks: list[Request] = []
         for request in self.running:
             (streams if request.todo == 1 else chunks).append(request)
-        draft = _Draft(self.token_budget, self.pace.begin(streams, waiting=len(self.waiting)))
-        if len(streams) > self.token_budget:  # the one that waited longest first, so that a small budget goes round
+        if self._fits < self.token_budget and self._borne >= REGROWTH:
+            self._fits, self._borne = self._fits + 1, 0
+        draft = _Draft(self._fits, self.pace.begin(streams, waiting=len(self.waiting)))
+        if len(streams) > self._fits:  # the one that waited longest first, so that a small budget goes round
             streams.sort(key=lambda r: (r.last_step, r.arrival))
         chunks.sort(key=lambda r: (r.rank, r.turn))
-        self.cache.make_room(min(len(streams), self.token_budget), "answers that run")
+        self.cache.make_room(min(len(streams), self._fits), "answers that run")
         for request in (*streams, *chunks):
             if draft.budget == 0:
                 break
@@ -74,6 +79,7 @@ class Scheduler:
                 self._continue(request, draft)
         if self.waiting and not draft.retracted:  # what was just thrown out must not come back in the same step
             self._admit(draft)
+        self._borne += bool(draft.items)
         return draft.plan()
 
     def take_returned(self) -> list[Request]:
@@ -98,11 +104,35 @@ class Scheduler:
         """Ends the requests of a plan whose pass failed: nothing it should have written is believed, by them or by others."""
         for item in plan.items:
             self.settle(item.request, keep=False)
+        self._disbelieve(plan)
+
+    def undo(self, plan: Plan) -> None:
+        """A plan whose pass found no memory: its requests run on from where they stood, and the next steps are half as large.
+
+        Their size then grows slowly, so that a shortage that lasts is met seldom."""
+        self._fits, self._borne = max(1, plan.n_tokens // 2), 0
+        self._disbelieve(plan)
+        for item in plan.items:
+            lease = item.request.lease
+            assert lease is not None
+            self.cache.truncate(lease, item.request.computed)
+
+    def _disbelieve(self, plan: Plan) -> None:
+        """Takes out of the tree what a pass should have written, and back what those that run have of it."""
         for node, start in reversed(plan.entered):  # what was entered below another first
+            parts = {id(part) for part in node.path() if part.start >= start}  # it may have been split since
             for request in self.running:
-                if request.lease is not None and node in request.lease.node.path():
-                    self.take_back(request, start)
+                if request.lease is not None and any(id(part) in parts for part in request.lease.node.path()):
+                    self._stand_at(request, min(start, request.computed))
             self.cache.forget(node, start)
+
+    def _stand_at(self, request: Request, length: int) -> None:
+        """Only the first `length` ids have their KV, and slots; what was counted as cached beyond was not there."""
+        assert request.lease is not None
+        self.cache.truncate(request.lease, length)
+        if request.retractions == 0:
+            request.cached_tokens = min(request.cached_tokens, length)
+        request.computed = length
 
     def take_back(self, request: Request, length: int) -> None:
         """Forgets the KV of positions `length`.. (ids that the engine replaced)."""

@@ -7,12 +7,10 @@ import transformers
 from fakes import byte_tokenizer
 
 from ramet.kernels import KernelError, get_kernels
-from ramet.radix_cache.pool import KVPool
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.engine import Engine
 from ramet.runtime.hub import resolve
-from ramet.runtime.model_runner import ModelRunner
-from ramet.runtime.models.llama import LlamaModel
+from ramet.runtime.open import Part
 from ramet.runtime.protocol import GenerateRequest, SamplingParams
 from ramet.runtime.weights import load_model
 
@@ -30,9 +28,9 @@ def loaded(tmp_path_factory):
 
 
 def generate(loaded, kernels, prompts, budget):
-    shape, config = loaded.config, EngineConfig(chunked_prefill_size=budget)
-    pool = KVPool(layers=shape.n_layers, slots=SLOTS, kv_heads=shape.n_kv_heads, head_dim=shape.head_dim, dtype=kernels.kv_dtype)
-    engine = Engine(ModelRunner(LlamaModel(shape, loaded.weights, kernels), pool, kernels, shape.context_length), byte_tokenizer(), config)
+    runner = Part(loaded, kernels, "cpu").runner(SLOTS)
+    assert runner.staged == (kernels.name == "triton"), "interpreted kernels get passes the way a GPU would"
+    engine = Engine(runner, byte_tokenizer(), EngineConfig(chunked_prefill_size=budget))
     for i, prompt in enumerate(prompts):
         engine.submit(GenerateRequest(str(i), prompt, SamplingParams(max_new_tokens=30, temperature=0.0, ignore_eos=True)))
     out = {str(i): [] for i in range(len(prompts))}

@@ -98,8 +98,9 @@ i32 Terms::rep(i32 a, i32 lo, i32 hi) {
     return node(Op::Rep, lo == 0, nodes_[a].logic, a, lo, hi);
 }
 
-i32 Terms::alt(std::vector<i32> kids) {
+i32 Terms::alt(const std::vector<i32>& kids) {
     std::vector<i32> flat;
+    flat.reserve(kids.size());
     for (i32 k : kids) {
         if (k == any_string) return any_string;
         if (nodes_[k].op == Op::Alt) flat.insert(flat.end(), nodes_[k].kids.begin(), nodes_[k].kids.end());
@@ -107,30 +108,32 @@ i32 Terms::alt(std::vector<i32> kids) {
     }
     std::sort(flat.begin(), flat.end());
     flat.erase(std::unique(flat.begin(), flat.end()), flat.end());
-    if (flat.size() > 1) {  // x{a,b}t | x{c,d}t with counts that meet: one counter
+    auto counts = [&](i32 k) { return nodes_[nodes_[k].op == Op::Seq ? nodes_[k].a : k].op == Op::Rep; };
+    if (std::count_if(flat.begin(), flat.end(), counts) > 1) {  // x{a,b}t | x{c,d}t with counts that meet: one counter
         struct Counter { i32 body, tail, lo, hi; };
         std::vector<Counter> counters;
         std::vector<i32> others;
+        counters.reserve(flat.size()), others.reserve(flat.size());
         for (i32 k : flat) {
             i32 head = nodes_[k].op == Op::Seq ? nodes_[k].a : k;
-            if (nodes_[head].op != Op::Rep) { others.push_back(k); continue; }
-            counters.push_back({nodes_[head].a, head == k ? kEmpty : nodes_[k].b, nodes_[head].b, nodes_[head].c});
+            if (nodes_[head].op != Op::Rep) others.push_back(k);
+            else counters.push_back({nodes_[head].a, head == k ? kEmpty : nodes_[k].b, nodes_[head].b, nodes_[head].c});
         }
         std::sort(counters.begin(), counters.end(), [](const Counter& x, const Counter& y) {
             return std::tie(x.body, x.tail, x.lo) < std::tie(y.body, y.tail, y.lo);
         });
-        std::vector<Counter> merged;
+        size_t merged = 0;
         for (auto& c : counters) {
-            Counter* last = merged.empty() ? nullptr : &merged.back();
+            Counter* last = merged ? &counters[merged - 1] : nullptr;
             bool same = last && last->body == c.body && last->tail == c.tail;
             if (same && c.tail == any_string && nodes_[c.body].op == Op::Chars) continue;  // the least count holds the others
             if (same && (last->hi == kUnbounded || c.lo <= last->hi + 1))
                 last->hi = last->hi == kUnbounded || c.hi == kUnbounded ? kUnbounded : std::max(last->hi, c.hi);
-            else merged.push_back(c);
+            else counters[merged++] = c;
         }
-        if (merged.size() < counters.size()) {
-            for (auto& c : merged) others.push_back(seq(rep(c.body, c.lo, c.hi), c.tail));
-            return alt(std::move(others));
+        if (merged < counters.size()) {
+            for (size_t i = 0; i < merged; i++) others.push_back(seq(rep(counters[i].body, counters[i].lo, counters[i].hi), counters[i].tail));
+            return alt(others);
         }
     }
     bool nullable = false, logic = false, empty_too = false;
@@ -147,8 +150,9 @@ i32 Terms::alt(std::vector<i32> kids) {
     return make(std::move(x));
 }
 
-i32 Terms::both(std::vector<i32> kids) {
+i32 Terms::both(const std::vector<i32>& kids) {
     std::vector<i32> flat;
+    flat.reserve(kids.size());
     bool empty_only = false, nullable = true;
     for (i32 k : kids) {
         if (k == kNothing) return kNothing;
@@ -204,14 +208,21 @@ void Terms::give_way() {
 // ---- derivatives
 
 Edges Terms::overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join) {
+    std::vector<i32> found;
+    Edges out;
+    if (parts.size() == 1) {
+        for (auto& e : *parts[0]) found.assign(1, e.to), add_edge(out, e.lo, e.hi, join(found));
+        return out;
+    }
     std::vector<u32> points;
+    size_t most = 0;
+    for (auto* p : parts) most += 2 * p->size();
+    points.reserve(most), found.reserve(parts.size());
     for (auto* p : parts)
         for (auto& e : *p) points.push_back(e.lo), points.push_back(e.hi + 1);
     std::sort(points.begin(), points.end());
     points.erase(std::unique(points.begin(), points.end()), points.end());
     std::vector<size_t> at(parts.size(), 0);
-    std::vector<i32> found;
-    Edges out;
     for (size_t i = 0; i + 1 < points.size(); i++) {
         found.clear();
         for (size_t k = 0; k < parts.size(); k++) {
@@ -263,14 +274,14 @@ Edges Terms::derive(i32 id) {
         break;
     case Op::Seq: {
         Edges head;
-        for (auto& e : Edges(raw_edges(n.a))) add_edge(head, e.lo, e.hi, seq(e.to, n.b));
+        for (auto& e : raw_edges(n.a)) add_edge(head, e.lo, e.hi, seq(e.to, n.b));
         if (!nodes_[n.a].nullable) return head;
-        Edges rest = raw_edges(n.b);
+        const Edges& rest = raw_edges(n.b);
         return overlay({&head, &rest}, [&](std::vector<i32>& f) { return alt(f); });
     }
     case Op::Rep: {
         i32 rest = rep(n.a, std::max(n.b - 1, 0), n.c == kUnbounded ? kUnbounded : n.c - 1);
-        for (auto& e : Edges(raw_edges(n.a))) add_edge(out, e.lo, e.hi, seq(e.to, rest));
+        for (auto& e : raw_edges(n.a)) add_edge(out, e.lo, e.hi, seq(e.to, rest));
         break;
     }
     case Op::Alt:
@@ -282,7 +293,7 @@ Edges Terms::derive(i32 id) {
         return overlay(parts, [&](std::vector<i32>& f) { return f.size() == all ? both(f) : i32(kNothing); });
     }
     case Op::Not: {
-        Edges inner = raw_edges(n.a), whole = {{0, 0xD7FF, kNothing}, {0xE000, kLastCodePoint, kNothing}};
+        const Edges &inner = raw_edges(n.a), whole = {{0, 0xD7FF, kNothing}, {0xE000, kLastCodePoint, kNothing}};
         return overlay({&inner, &whole}, [&](std::vector<i32>& f) { return negate(f[0]); });
     }
     case Op::Compare:

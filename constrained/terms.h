@@ -144,9 +144,9 @@ public:
     i32 set(std::vector<Text> texts);
     i32 chars(const Ranges& ranges);
     i32 seq(i32 a, i32 b);
-    i32 alt(std::vector<i32> kids);
+    i32 alt(const std::vector<i32>& kids);
     i32 rep(i32 a, i32 lo, i32 hi);
-    i32 both(std::vector<i32> kids);
+    i32 both(const std::vector<i32>& kids);
     i32 negate(i32 a);
     i32 json(i32 a);
     i32 compare(const Bound& bound);

@@ -207,7 +207,7 @@ void Terms::give_way() {
 
 // ---- derivatives
 
-Edges Terms::overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join) {
+Edges Terms::overlay(const std::vector<const Edges*>& parts, const std::function<i32(const std::vector<i32>&)>& join) {
     std::vector<i32> found;
     Edges out;
     if (parts.size() == 1) {
@@ -223,6 +223,9 @@ Edges Terms::overlay(const std::vector<const Edges*>& parts, const std::function
     std::sort(points.begin(), points.end());
     points.erase(std::unique(points.begin(), points.end()), points.end());
     std::vector<size_t> at(parts.size(), 0);
+    struct Joined { size_t begin; i32 to; };  // what stood in `met` from there on gave this: the same meet again and again
+    std::vector<Joined> joined;
+    std::vector<i32> met;
     for (size_t i = 0; i + 1 < points.size(); i++) {
         found.clear();
         for (size_t k = 0; k < parts.size(); k++) {
@@ -230,7 +233,17 @@ Edges Terms::overlay(const std::vector<const Edges*>& parts, const std::function
             while (at[k] < p.size() && p[at[k]].hi < points[i]) at[k]++;
             if (at[k] < p.size() && p[at[k]].lo <= points[i]) found.push_back(p[at[k]].to);
         }
-        if (!found.empty()) add_edge(out, points[i], points[i + 1] - 1, join(found));
+        if (found.empty()) continue;
+        auto known = std::find_if(joined.begin(), joined.end(), [&](const Joined& j) {
+            size_t end = &j == &joined.back() ? met.size() : (&j)[1].begin;
+            return std::equal(found.begin(), found.end(), met.begin() + j.begin, met.begin() + end);
+        });
+        if (known == joined.end()) {
+            joined.push_back({met.size(), join(found)});
+            met.insert(met.end(), found.begin(), found.end());
+            known = joined.end() - 1;
+        }
+        add_edge(out, points[i], points[i + 1] - 1, known->to);
     }
     return out;
 }
@@ -277,7 +290,7 @@ Edges Terms::derive(i32 id) {
         for (auto& e : raw_edges(n.a)) add_edge(head, e.lo, e.hi, seq(e.to, n.b));
         if (!nodes_[n.a].nullable) return head;
         const Edges& rest = raw_edges(n.b);
-        return overlay({&head, &rest}, [&](std::vector<i32>& f) { return alt(f); });
+        return overlay({&head, &rest}, [&](const std::vector<i32>& f) { return alt(f); });
     }
     case Op::Rep: {
         i32 rest = rep(n.a, std::max(n.b - 1, 0), n.c == kUnbounded ? kUnbounded : n.c - 1);
@@ -289,12 +302,12 @@ Edges Terms::derive(i32 id) {
         std::vector<const Edges*> parts;
         for (i32 k : n.kids) parts.push_back(&raw_edges(k));
         size_t all = n.kids.size();
-        if (n.op == Op::Alt) return overlay(parts, [&](std::vector<i32>& f) { return alt(f); });
-        return overlay(parts, [&](std::vector<i32>& f) { return f.size() == all ? both(f) : i32(kNothing); });
+        if (n.op == Op::Alt) return overlay(parts, [&](const std::vector<i32>& f) { return alt(f); });
+        return overlay(parts, [&](const std::vector<i32>& f) { return f.size() == all ? both(f) : i32(kNothing); });
     }
     case Op::Not: {
         const Edges &inner = raw_edges(n.a), whole = {{0, 0xD7FF, kNothing}, {0xE000, kLastCodePoint, kNothing}};
-        return overlay({&inner, &whole}, [&](std::vector<i32>& f) { return negate(f[0]); });
+        return overlay({&inner, &whole}, [&](const std::vector<i32>& f) { return negate(f[0]); });
     }
     case Op::Compare:
     case Op::Multiple: return derive_numeral(id);

@@ -200,7 +200,7 @@ private:
     u32 nearest(i32 a, u32 lo, u32 hi);
     bool finite(i32 n) const;
     u32 search(i32 n, bool json);
-    Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(std::vector<i32>&)>& join);
+    Edges overlay(const std::vector<const Edges*>& parts, const std::function<i32(const std::vector<i32>&)>& join);
 };
 
 inline void add_edge(Edges& out, u32 lo, u32 hi, i32 to) {  // out: in order

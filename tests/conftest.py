@@ -28,13 +28,14 @@ def reference_model(embedded_model):
 
 
 ALONE = (
-    "server/", "e2e/", "runtime/test_parallel_engine.py", "constrained/test_limits.py", "frontend/test_batch.py", "frontend/test_remote_sessions.py",
+    "server/", "e2e/", "runtime/test_parallel_engine.py", "constrained/test_limits.py", "frontend/test_batch.py", "frontend/test_errors.py",
+    "frontend/test_remote_sessions.py",
     "test_docs.py", "test_floors.py", "test_public_names.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
-    """`make test` runs the others side by side."""
+    """`make test` runs the others side by side, in processes that ignore Ctrl-C."""
     here = Path(__file__).parent
     for item in items:
         if item.path.relative_to(here).as_posix().startswith(ALONE):

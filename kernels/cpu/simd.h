@@ -107,7 +107,13 @@ inline float to_float(half x) { return half_to_float(x); }
 inline float to_float(bfloat x) { return bits_as<float>((uint32_t)x.bits << 16); }
 
 inline vf load(const float* p) { return load_raw<vf>(p); }
-inline vf load(const bfloat* p) { return bits_as<vf>(__builtin_convertvector(load_raw<vh>(p), vu) << 16); }
+inline vf load(const bfloat* p) {
+#if defined(RAMET_AVX512) || !defined(__AVX2__)
+  return bits_as<vf>(__builtin_convertvector(load_raw<vh>(p), vu) << 16);
+#else  // gcc widens the halves of a vector one by one
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#endif
+}
 inline vf load(const half* p) {
 #if defined(RAMET_AVX512)
   return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));

@@ -6,6 +6,7 @@ a negative zero; among those spellings the value decides exactly (decimals).
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
 
@@ -43,6 +44,8 @@ def term(facts: NumberFacts) -> Term:
         if integral is False:
             return NOTHING
         integral = True
+        if step > 1 and (few := integers(replace(facts, integral=True))) is not None:
+            return words([str(n) for n in few])
     parts = [multiple(step)] if step is not None and not (step == 1 and integral) else []
     if facts.least is not None:
         parts.append(compare(facts.least, MORE if facts.least_open else MORE | EQUAL))
@@ -62,6 +65,10 @@ def _spellings(value: int | float) -> list[str]:
 
 def integers(facts: NumberFacts) -> list[int] | None:
     """The values one by one, if they are whole numbers and few."""
-    if facts.integral is not True or facts.least is None or facts.most is None or facts.most - facts.least > MAX_LISTED:
+    if facts.integral is not True or facts.least is None or facts.most is None:
         return None
-    return [n for n in range(ceil(facts.least), floor(facts.most) + 1) if facts.admits(Fraction(n))]
+    step = int(facts.step) if facts.step is not None and facts.step.denominator == 1 else 1
+    first, last = ceil(facts.least / step), floor(facts.most / step)
+    if last - first > MAX_LISTED:
+        return None
+    return [n * step for n in range(first, last + 1) if facts.admits(Fraction(n * step))]

@@ -44,6 +44,8 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "not": {"enum": [3, 5]}}, ["4", "-3", "35"], ["3", "5"]),
     ({"type": "number", "not": {"type": "integer"}}, ["0.5", "-2.25"], ["1", "1.0", "-3"]),
     ({"type": "integer", "multipleOf": 12_345, "maximum": 100_000}, ["12345", "98760", "0", "-24690"], ["12346", "111105", "12345.0"]),
+    ({"type": "integer", "multipleOf": 300_000, "minimum": 0, "maximum": 1_000_000}, ["0", "300000", "900000"], ["1", "30000", "1200000", "-300000"]),
+    ({"multipleOf": 65_536, "exclusiveMinimum": -65_536, "maximum": 10**6}, ["0", "65536", "983040"], ["-65536", "1048576", "65535"]),
     ({"type": ["number", "null"], "not": {"multipleOf": 0.5}}, ["0.25", "-7.1"], ["0.5", "3", "0", "null"]),
     # plain schemas without a type, with several, with bounds
     ({"properties": {"a": {"type": "integer"}}, "additionalProperties": False}, ['{"a": 1}', "{}", "[1]", '"x"', "null", "1.5"], ['{"a": "x"}', '{"b": 1}']),

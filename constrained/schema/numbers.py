@@ -11,6 +11,7 @@ from fractions import Fraction
 from math import ceil, floor
 
 from ..decimals import EQUAL, LESS, MORE, compare, multiple
+from ..errors import LimitError
 from ..grammar import EMPTY, NOTHING, Term, alt, both, chars, lit, rep, seq, words
 from .facts import NumberFacts
 
@@ -32,7 +33,7 @@ _PLAIN = {
     None: alt(seq(NATURAL, _ANY_FRACTION), seq(SIGN, alt(seq(POSITIVE, _ANY_FRACTION), seq(lit("0"), _FRACTION)))),
 }
 """The plain decimals, and no negative zeros: whole numbers, all others, all."""
-MAX_LISTED = 200
+MAX_LISTED, MAX_STEP = 200, 10_000
 
 
 def term(facts: NumberFacts) -> Term:
@@ -47,6 +48,8 @@ def term(facts: NumberFacts) -> Term:
         if step > 1 and (few := integers(replace(facts, integral=True))) is not None:
             return words([str(n) for n in few])
     parts = [multiple(step)] if step is not None and not (step == 1 and integral) else []
+    if step is not None and step.numerator > MAX_STEP and facts.least is not None and facts.most is not None and set(str(step.numerator)[1:]) != {"0"}:
+        raise LimitError(f"more than {MAX_LISTED} multiples of {step} between two bounds cannot be told")  # a state for each remainder
     if facts.least is not None:
         parts.append(compare(facts.least, MORE if facts.least_open else MORE | EQUAL))
     if facts.most is not None:

@@ -204,6 +204,19 @@ def test_limits_answer_at_once(schema: Any) -> None:
     assert time.perf_counter() - start < 1
 
 
+@pytest.mark.parametrize("step", [300_000, 65_536, 999_999])
+def test_many_multiples_of_a_large_step_between_bounds_are_refused_when_compiled(step: int) -> None:
+    number = {"type": "integer", "minimum": 0, "maximum": 10**12, "multipleOf": step}
+    with pytest.raises(LimitError, match=f"multiples of {step} .*/properties/n"):
+        compile_schema({"type": "object", "properties": {"n": number}, "required": ["n"]})
+
+
+@pytest.mark.parametrize("step", [10**6, 12_345])
+def test_powers_of_ten_and_smaller_steps_are_not(step: int) -> None:
+    language = Language({"type": "integer", "minimum": 0, "maximum": 10**8, "multipleOf": step})
+    assert str(3 * step) in language and str(3 * step + 1) not in language
+
+
 def test_many_properties_of_one_definition_stay_linear() -> None:
     def seconds(n: int) -> float:
         schema = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/d"} for i in range(n)}, "$defs": {"d": PLACE}}

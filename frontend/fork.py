@@ -79,7 +79,7 @@ class Forks:
         best(key), or "best" with `key`: goes on with the branch for which key(branch) is largest.
         The last two return the branch taken. Raises a failed branch's error, with its index in the notes.
         """
-        if mode == APART and not isinstance(self._source.run.backend, Joining):
+        if mode == APART and not (isinstance(backend := self._source.run.backend, Joining) and backend.joins):
             raise UnsupportedError(f"mode={mode!r}: this backend cannot join what it computed apart; choose 'concatenate'", field="mode")
         if mode in (*GATHER, CONCATENATE, APART):
             self._wait_all()

@@ -73,7 +73,7 @@ class Pinning(Protocol):
 
 @runtime_checkable
 class Joining(Protocol):
-    """A backend that takes requests with `joined` parts; asked for with `isinstance`."""
+    """A backend that may take requests with `joined` parts: `joins` says whether it does."""
 
     joins: bool
 

@@ -30,6 +30,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "evicted_tokens": cache.evicted_tokens,
         "retractions": scheduler.retractions,
         "preemptions": scheduler.preemptions,
+        "memory_shortages": engine.shortages,
         "goodput": {"with_targets": engine.goodput.asked, "met": engine.goodput.met, "share": engine.goodput.share},
         "step_cost": {"steps": engine.cost.observed, "margin": engine.cost.margin, "seconds": asdict(engine.cost.coefficients)},
         "grammars": engine.door.grammar_counts(),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from functools import cache
@@ -150,3 +151,13 @@ def test_importing_ramet_is_light():
     code = f"import sys, ramet, ramet.runtime.cli; heavy = {HEAVY} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_opening_leaves_the_environment_of_the_users_programs_alone():
+    code = (
+        "import os, sys; from ramet.runtime.open import _import_torch; _import_torch(); "
+        "print('torch' in sys.modules, os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "None"]

@@ -1,7 +1,7 @@
 """The cycle collector, told to look less often while a batch runs.
 
 A batch makes many objects that stay: a state for each program. The collector takes them for a reason to look at everything that the
-process holds, again and again: a fifth of the time of short programs.
+process holds, again and again, which takes a good part of the time of short programs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OBJECTS = 50_000  # that may be made before it looks for cycles among them, some 10 ms; 700 by default
+OBJECTS = 50_000  # that may be made before it looks for cycles among them; 700 by default
 
 _lock = threading.Lock()
 _batches = 0  # under way in this process, which has one collector

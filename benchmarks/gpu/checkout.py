@@ -1,7 +1,9 @@
 """Finds the package where nothing was installed: the folders of the checkout have other names than its packages."""
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +16,7 @@ def find_package() -> None:
     if importlib.util.find_spec("ramet") is not None:
         return
     links = Path(tempfile.mkdtemp(prefix="ramet-"))
+    atexit.register(shutil.rmtree, links, ignore_errors=True)  # removes the links, not what they lead to
     package = links / "ramet"
     package.mkdir()
     for file in (ROOT / "frontend" / "ramet").iterdir():
